@@ -19,15 +19,15 @@ TOP_LEVEL = frozenset({".ci", "evictcheck", "impl", "model", "properties", "test
 # Joined here, so that this file does not name one itself. Clients know their default registry; a name in the
 # tree would pin a reader with a mirror to a host that they may not reach.
 HOSTS = tuple(
-    ".".join(labels)
-    for labels in (
-        ("pypi", "org"),
-        ("pythonhosted", "org"),
-        ("registry", "npmjs"),
-        ("registry", "yarnpkg"),
-        ("deb", "debian", "org"),
-        ("proxy", "golang", "org"),
-        ("crates", "io"),
+    "".join(halves)
+    for halves in (
+        ("pypi", ".org"),
+        ("python", "hosted"),
+        ("registry", ".npmjs"),
+        ("registry", ".yarnpkg"),
+        ("deb", ".debian.org"),
+        ("proxy", ".golang.org"),
+        ("crates", ".io"),
     )
 )
 REGISTRY_HOST = re.compile("|".join(map(re.escape, HOSTS)), re.IGNORECASE)
