@@ -1,0 +1,1 @@
+"""The implementations under test, and the ways to reach them."""

@@ -177,9 +177,7 @@ def fetch(release: str) -> Path:
             raise TargetError(f"vLLM {version} is not published: {_nearest(version, list(wheels))}.")
         source = _read_member(_index_url(), wheels[version])
     except _IndexTroubleError as trouble:
-        raise TargetError(
-            f"vLLM {version} is not cached and {trouble}, or pass a file (vllm:PATH)."
-        ) from trouble
+        raise TargetError(f"vLLM {version} is not cached and {trouble}, or pass a file (vllm:PATH).") from trouble
     spelling = next(str(known) for known in wheels if known == version)
     return _keep(source, _cache_folder() / spelling)
 
@@ -201,12 +199,9 @@ def installed() -> tuple[Path, str]:
         spec = None
     if spec is None:
         raise TargetError(
-            "No vLLM is installed in this interpreter: name a release (vllm:0.26.0), or pass a file "
-            "(vllm:PATH)."
+            "No vLLM is installed in this interpreter: name a release (vllm:0.26.0), or pass a file (vllm:PATH)."
         )
-    candidates = [
-        Path(location, *_MEMBER.split("/")[1:]) for location in spec.submodule_search_locations or ()
-    ]
+    candidates = [Path(location, *_MEMBER.split("/")[1:]) for location in spec.submodule_search_locations or ()]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         raise TargetError(f"The installed vLLM {version} has no {_MEMBER}: pass a file (vllm:PATH).")
@@ -394,9 +389,7 @@ def _wheels(index_url: str) -> Mapping[Version, str]:
         if version >= Version(OLDEST) and not version.is_prerelease and not package.is_yanked:
             ranked.setdefault(version, []).append((build, package.filename, package.url))
     if not ranked:
-        raise _IndexTroubleError(
-            f"the package index lists no vLLM wheel from {OLDEST} on: check PIP_INDEX_URL"
-        )
+        raise _IndexTroubleError(f"the package index lists no vLLM wheel from {OLDEST} on: check PIP_INDEX_URL")
     return MappingProxyType({version: max(ranked[version])[-1] for version in sorted(ranked)})
 
 
@@ -424,9 +417,7 @@ def _read_member(index_url: str, wheel_url: str) -> bytes:
         raise _IndexTroubleError("its wheel is damaged: check PIP_INDEX_URL") from error
     except (OSError, RemoteZipError, urllib3.exceptions.HTTPError) as error:
         cause = error.__context__ or error  # a RemoteIOError hides what happened
-        raise _IndexTroubleError(
-            f"its wheel cannot be read ({type(cause).__name__}): connect once"
-        ) from error
+        raise _IndexTroubleError(f"its wheel cannot be read ({type(cause).__name__}): connect once") from error
 
 
 # --- The cache --------------------------------------------------------------------------------------------
@@ -530,9 +521,7 @@ def _execution_failure(path: Path, error: BaseException) -> str:
             f"{path} imports {error.name}, which fails here ({error}): only vLLM's own names have stand-ins, "
             "so that everything else must be installed."
         )
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
-    ]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{path} cannot be loaded alone: line {lines[-1]} raises {_described(error)}."
 
 
@@ -585,11 +574,7 @@ class _StandIn:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         # Called with one function or class it is a decorator, which leaves what it decorates as it is.
-        if (
-            len(args) == 1
-            and not kwargs
-            and isinstance(args[0], FunctionType | type | staticmethod | classmethod)
-        ):
+        if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType | type | staticmethod | classmethod):
             return args[0]
         return self
 

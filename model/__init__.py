@@ -1,0 +1,1 @@
+"""The model: what a correct encoder cache does."""

@@ -1,0 +1,1 @@
+"""What must hold, and the engines that try to break it."""

@@ -55,9 +55,7 @@ RELEASES = (
 # --- A package index on the loopback ------------------------------------------------------------------------
 
 
-def wheel(
-    source: str | None = SOURCE, padding: bytes = b"", compression: int = zipfile.ZIP_DEFLATED
-) -> bytes:
+def wheel(source: str | None = SOURCE, padding: bytes = b"", compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     """An archive with the module between padding, as a wheel is mostly compiled code."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -149,9 +147,7 @@ def serving() -> Iterator[Index]:
             first, last = asked.groups()
             start = int(first) if first else max(len(content) - int(last), 0)
             stop = min(int(last) + 1, len(content)) if first and last else len(content)
-            self.answer(
-                206, content[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
-            )
+            self.answer(206, content[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"})
 
         def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
@@ -418,9 +414,7 @@ def test_without_a_variable_the_cache_is_the_users(monkeypatch: pytest.MonkeyPat
         ("0.26.0+cpu", "vLLM 0.26.0+cpu is not published: the nearest releases are 0.26.0 and 0.33.0."),
     ],
 )
-def test_an_unpublished_release_is_refused_with_its_neighbours(
-    index: Index, argument: str, sentence: str
-) -> None:
+def test_an_unpublished_release_is_refused_with_its_neighbours(index: Index, argument: str, sentence: str) -> None:
     for version in ("0.11.0", "0.26.0", "0.33.0"):
         index.publish(version)
     assert refusal(upstream.resolve, argument) == sentence
@@ -726,9 +720,7 @@ def test_a_stand_in_is_never_taken_for_a_value(write: Write, expression: str, er
 
 
 def test_a_stand_in_kept_by_a_manager_can_be_copied(write: Write) -> None:
-    path = write(
-        SOURCE.replace("self.cache_size = cache_size", "self.cache_size, self.log = 1, logger.child")
-    )
+    path = write(SOURCE.replace("self.cache_size = cache_size", "self.cache_size, self.log = 1, logger.child"))
     manager = upstream.load(path, "vllm:copy")(cache_size=1)
     assert repr(deepcopy(manager).log) == "<stand-in for vllm.logger.init_logger.child>"
 
@@ -922,9 +914,7 @@ def test_no_vllm_installed(install: Install) -> None:
     assert refusal(upstream.resolve, "installed") == NONE_INSTALLED
 
 
-def test_a_bare_module_called_vllm_is_no_installation(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_module_called_vllm_is_no_installation(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", type(sys)("vllm"))
     assert refusal(upstream.installed) == NONE_INSTALLED
 

@@ -1,0 +1,236 @@
+"""Targets that are Python classes of this process, with upstream's method names."""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence, Set
+from copy import deepcopy
+from typing import Any
+
+from msgspec import Struct
+
+from impl.errors import TargetError
+from impl.target import CannotForkError, Internals, Observation, Session, Shows
+from model.errors import in_words
+from model.operations import (
+    Allocate,
+    CachedIds,
+    Call,
+    CanAllocate,
+    Check,
+    Drain,
+    FreeInput,
+    FreeRequest,
+    Reset,
+    Result,
+)
+from model.workload import Request, Workload
+
+METHODS = (
+    "check_and_update_cache",
+    "can_allocate",
+    "allocate",
+    "get_cached_input_ids",
+    "free_encoder_input",
+    "free",
+    "get_freed_mm_hashes",
+)
+"""What a class must offer to be judged; `reset` and the two counters are optional."""
+
+_COUNTERS = ("num_free_slots", "num_freeable_slots")
+
+
+class FeatureView:
+    """One item as managers ask for it."""
+
+    __slots__ = ("identifier",)
+
+    def __init__(self, identifier: str) -> None:
+        self.identifier = identifier
+
+
+class RequestView:
+    """A request that answers what any supported release asks of one.
+
+    `mm_hashes` is asked up to 0.10.2, `get_num_encoder_tokens` up to 0.12.0, the rest by later releases.
+    """
+
+    __slots__ = ("_embeds", "mm_features", "mm_hashes", "request_id")
+
+    def __init__(self, request: Request) -> None:
+        self.request_id = request.request_id
+        self.mm_hashes = [item.mm_hash for item in request.items]
+        self.mm_features = [FeatureView(item.mm_hash) for item in request.items]
+        self._embeds = [item.embeds for item in request.items]
+
+    def get_num_encoder_embeds(self, input_id: int) -> int:
+        """Size of an input's encoder output, in embeds (0.13.0 on)."""
+        return self._embeds[input_id]
+
+    def get_num_encoder_tokens(self, input_id: int) -> int:
+        """The same number under its earlier name (up to 0.12.0)."""
+        return self._embeds[input_id]
+
+
+class PythonTarget(Struct, frozen=True):
+    """A class that offers upstream's methods, judged inside this process."""
+
+    name: str
+    manager_class: type[Any]
+    shows: Shows
+    has_reset: bool
+    era: frozenset[str] = frozenset()
+
+    def start(self, workload: Workload) -> Session:
+        """A fresh manager of the workload's capacity; whatever its constructor raises comes through."""
+        views = {request.request_id: RequestView(request) for request in workload.requests}
+        return PythonSession(self.manager_class(workload.capacity), views, self.shows)
+
+
+def python_target(name: str, manager_class: type[Any], era: frozenset[str] = frozenset()) -> PythonTarget:
+    """Makes a target of a class, and finds out how much it shows.
+
+    Raises:
+        TargetError: The class lacks a method, or cannot be constructed from a capacity.
+    """
+    missing = [method for method in METHODS if not callable(getattr(manager_class, method, None))]
+    if missing:
+        raise TargetError(
+            f"{name}: class {manager_class.__name__} has no {', '.join(missing)}; "
+            f"a manager must offer {', '.join(METHODS)}"
+        )
+    try:
+        sample = manager_class(4)
+    except Exception as error:
+        raise TargetError(
+            f"{name}: {manager_class.__name__}(4) raised {in_words(error)}; "
+            f"a manager is constructed from its capacity alone"
+        ) from error
+    shows = Shows.RESULTS
+    if all(type(getattr(sample, counter, None)) is int for counter in _COUNTERS):
+        shows = Shows.INTERNALS if _keeps_upstreams_bookkeeping(sample) else Shows.COUNTERS
+    return PythonTarget(name, manager_class, shows, callable(getattr(manager_class, "reset", None)), era)
+
+
+def _keeps_upstreams_bookkeeping(manager: Any) -> bool:
+    """Whether the attributes that show the bookkeeping are there, in upstream's shapes."""
+    return (
+        isinstance(getattr(manager, "cached", None), Mapping)
+        and isinstance(getattr(manager, "freeable", None), Mapping)
+        and isinstance(getattr(manager, "freed", None), Sequence | Set)
+        and isinstance(getattr(manager, "request_cached_ids", {}), Mapping)
+    )
+
+
+class PythonSession:
+    """A manager object and the requests that it is called with."""
+
+    __slots__ = ("_shows", "_views", "manager")
+
+    def __init__(self, manager: Any, views: dict[str, RequestView], shows: Shows) -> None:
+        self.manager = manager
+        self._views = views
+        self._shows = shows
+
+    def call(self, call: Call) -> Result:
+        """Carries out a call and answers; whatever the manager raises comes through."""
+        manager = self.manager
+        match call:
+            case Check(request_id, input_id):
+                return bool(manager.check_and_update_cache(self._views[request_id], input_id))
+            case CanAllocate(request_id, input_id, compute_budget, promised):
+                view = self._views[request_id]
+                return bool(manager.can_allocate(view, input_id, compute_budget, promised))
+            case Allocate(request_id, input_id):
+                manager.allocate(self._views[request_id], input_id)
+            case FreeInput(request_id, input_id):
+                manager.free_encoder_input(self._views[request_id], input_id)
+            case FreeRequest(request_id):
+                manager.free(self._views[request_id])
+            case CachedIds(request_id):
+                return frozenset(manager.get_cached_input_ids(self._views[request_id]))
+            case Drain():
+                return frozenset(manager.get_freed_mm_hashes())
+            case Reset():
+                manager.reset()
+        return None
+
+    def observe(self) -> Observation:
+        """What the manager shows now."""
+        manager = self.manager
+        inputs = tuple([frozenset(manager.get_cached_input_ids(view)) for view in self._views.values()])
+        if self._shows is Shows.RESULTS:
+            return Observation(inputs)
+        if self._shows is Shows.COUNTERS:
+            return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots)
+        listed = getattr(manager, "request_cached_ids", None)
+        internals = Internals(
+            {mm_hash: frozenset(holders) for mm_hash, holders in manager.cached.items()},
+            tuple(manager.freeable),
+            frozenset(manager.freed),
+            None if listed is None else frozenset(listed),
+        )
+        return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots, internals)
+
+    def fork(self) -> "PythonSession":
+        """An independent copy of the manager, sharing only the requests, which nobody changes.
+
+        Raises:
+            CannotForkError: The manager holds something that cannot be copied.
+        """
+        return PythonSession(_copied(self.manager), self._views, self._shows)
+
+    def close(self) -> None:
+        """Nothing is occupied."""
+
+
+_ATOMS = frozenset({int, str, bool, float, bytes, type(None)})
+
+
+def _copied(manager: Any) -> Any:
+    """A copy of a manager: quickly if it consists of plain containers, else by `deepcopy`."""
+    attributes = getattr(manager, "__dict__", None)
+    if attributes is not None:
+        seen: list[int] = []
+        try:
+            copies = {name: _copied_value(value, seen) for name, value in attributes.items()}
+        except _NotPlainError:
+            pass
+        else:
+            # One container reachable in two ways must stay one; deepcopy keeps it so.
+            if len(set(seen)) == len(seen):
+                copy = object.__new__(type(manager))
+                copy.__dict__.update(copies)
+                return copy
+    try:
+        return deepcopy(manager)
+    except Exception as error:
+        raise CannotForkError(str(error)) from error
+
+
+class _NotPlainError(Exception):
+    """A value that is no plain container of plain values."""
+
+
+def _copied_value(value: Any, seen: list[int]) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is tuple or kind is frozenset:
+        return kind([_copied_value(item, seen) for item in value])
+    seen.append(id(value))
+    if kind is dict or kind is OrderedDict or kind is defaultdict:
+        copy = value.copy()
+        for key, item in value.items():
+            if type(item) not in _ATOMS:
+                copy[key] = _copied_value(item, seen)
+        return copy
+    if kind is set:
+        # What is hashable and not a plain value may still be an object with a state of its own.
+        if all(type(item) in _ATOMS for item in value):
+            return value.copy()
+    elif kind is list or kind is deque:
+        copy = value.copy()
+        for place, item in enumerate(value):
+            if type(item) not in _ATOMS:
+                copy[place] = _copied_value(item, seen)
+        return copy
+    raise _NotPlainError

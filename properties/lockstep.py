@@ -1,0 +1,245 @@
+"""The judge: one implementation, one reference state, one call at a time.
+
+Everything that runs an implementation goes through `Lockstep`; no engine compares anything of its own. The
+judge keeps ghost state: the reference states that remain possible (usually one, whose `held` and `evicted` say
+which occurrences are held and what was evicted), whether the last call was a drain, and which pending reports
+a reset withdrew. Where an implementation answers and shows exactly what the reference does, every property
+holds, because every property holds of the reference (the tests explore that); only a difference is looked at.
+
+A difference need not break a property. An implementation that keeps a queue in another order, say, is judged
+when it evicts. Such a deviation is remembered, since two states that differ in it are not the same state.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from functools import lru_cache
+
+from msgspec import Struct
+
+from impl.target import CannotForkError, Internals, Observation, Session, Shows, Target
+from model.errors import in_words
+from model.operations import CachedIds, Call, Drain, Reset, Result
+from model.reference import State, held_inputs, initial, outcomes
+from model.workload import Workload
+from properties.invariants import NO_CRASH, Moment, first_broken
+
+MEMBERSHIP_ERA = "cached-ids-exact"
+"""The property whose era answers by membership: every input whose hash is cached for anyone."""
+
+
+class Violation(Struct, frozen=True):
+    """A property broken by one call.
+
+    Attributes:
+        property: Its name.
+        call_index: Which call of the trace broke it, from 0.
+        call: The call.
+        expected: What the property wants, in words.
+        observed: What was seen instead, in words.
+    """
+
+    property: str
+    call_index: int
+    call: Call
+    expected: str
+    observed: str
+
+
+class Answer(Struct, frozen=True):
+    """The answers to one call that broke nothing, for whoever shows a run."""
+
+    expected: Result
+    observed: Result
+    shown: Observation
+
+
+class _Past(Struct, frozen=True):
+    """The calls made so far, youngest first: forks share it, and a long run adds to it in constant time."""
+
+    call: Call
+    earlier: "_Past | None"
+
+
+class Lockstep:
+    """An implementation and the reference, started together and kept in step.
+
+    Attributes:
+        last: The answers to the last call; None before the first one.
+    """
+
+    __slots__ = (
+        "_after_drain",
+        "_by_membership",
+        "_calls_made",
+        "_deviation",
+        "_forgotten",
+        "_keeps_listed",
+        "_past",
+        "_possible",
+        "_session",
+        "_target",
+        "_workload",
+        "last",
+    )
+
+    def __init__(self, target: Target, workload: Workload) -> None:
+        """Starts a fresh session; whatever the target raises on starting comes through."""
+        self._target = target
+        self._workload = workload
+        self._session: Session = target.start(workload)
+        self._by_membership = MEMBERSHIP_ERA in target.era
+        internals = self._session.observe().internals
+        self._keeps_listed = internals is not None and internals.listed is not None
+        self._possible: tuple[State, ...] = (initial(workload),)
+        self._deviation: Hashable = None
+        self._after_drain = False
+        self._forgotten: frozenset[str] = frozenset()
+        self._past: _Past | None = None
+        self._calls_made = 0
+        self.last: Answer | None = None
+
+    @property
+    def state(self) -> State:
+        """The reference state; of several that remain possible, the first."""
+        return self._possible[0]
+
+    @property
+    def in_accord(self) -> bool:
+        """Whether one reference state is possible and the target shows exactly that."""
+        return self._deviation is None and len(self._possible) == 1
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for two judges that the same future calls cannot tell apart.
+
+        As far as the target shows: a target without internals may hide a difference, so there the last call
+        is part of the key, and every pair of consecutive calls is told apart.
+        """
+        if self._target.shows is Shows.INTERNALS:
+            return (self._possible, self._deviation)
+        return (self._possible, self._deviation, self._past and self._past.call)
+
+    def fork(self) -> "Lockstep":
+        """An independent judge in the same situation; copied where possible, else by making the calls again."""
+        twin = object.__new__(Lockstep)
+        for slot in Lockstep.__slots__:
+            setattr(twin, slot, getattr(self, slot))
+        try:
+            twin._session = self._session.fork()
+        except CannotForkError:
+            twin._session = self._target.start(self._workload)
+            for call in self._calls():
+                twin._session.call(call)
+        return twin
+
+    def _calls(self) -> Iterator[Call]:
+        calls: list[Call] = []
+        past = self._past
+        while past is not None:
+            calls.append(past.call)
+            past = past.earlier
+        return reversed(calls)
+
+    def close(self) -> None:
+        """Gives back what the session occupies."""
+        self._session.close()
+
+    def apply(self, call: Call) -> Violation | None:
+        """Makes one legal call on both sides.
+
+        Returns:
+            None, or the property that the call broke. After a violation the two sides have parted, and the
+            judge has nothing more to say.
+        """
+        self._past = _Past(call, self._past)
+        self._calls_made += 1
+        try:
+            observed = self._session.call(call)
+            shown = self._session.observe()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an implementation raises is its crash
+            return self._violation(NO_CRASH.name, call, "an answer", f"it raised {in_words(error)}")
+
+        futures = [
+            (before, after, self._expected(after, call, answer))
+            for before in self._possible
+            for after, answer in outcomes(before, call)
+        ]
+        exact = [future for future in futures if observed == future[2] and shown == self._portrait(future[1])]
+        unbroken = exact
+        if not exact:
+            moments = [self._moment(*future, call, observed, shown) for future in futures]
+            breaches = [first_broken(moment) for moment in moments]
+            unbroken = [future for future, breach in zip(futures, breaches, strict=True) if breach is None]
+            if not unbroken:
+                assert breaches[0] is not None
+                which, difference = breaches[0]
+                return self._violation(which.name, call, difference.expected, difference.observed)
+
+        self._deviation = None if exact else _frozen(shown)
+        if isinstance(call, Reset):
+            self._forgotten = self._forgotten.union(*(before.evicted for before in self._possible))
+        elif isinstance(call, Drain):
+            self._forgotten = frozenset()
+        self._after_drain = isinstance(call, Drain)
+        self._possible = tuple(dict.fromkeys([after for _, after, _ in unbroken]))
+        self.last = Answer(unbroken[0][2], observed, shown)
+        return None
+
+    def _violation(self, name: str, call: Call, expected: str, observed: str) -> Violation:
+        return Violation(name, self._calls_made - 1, call, expected, observed)
+
+    def _expected(self, after: State, call: Call, answer: Result) -> Result:
+        """The reference's answer, by the rule of the target's era."""
+        if isinstance(call, CachedIds):
+            return _listed(after, call.request_id, self._by_membership)
+        return answer
+
+    def _moment(
+        self,
+        before: State,
+        after: State,
+        expected: Result,
+        call: Call,
+        observed: Result,
+        shown: Observation,
+    ) -> Moment:
+        inputs = self._portrait(after).inputs
+        return Moment(before, after, call, expected, observed, shown, inputs, self._after_drain, self._forgotten)
+
+    def _portrait(self, state: State) -> Observation:
+        """What the target would show if it were exactly in a reference state."""
+        return _portrait(state, self._target.shows, self._by_membership, self._keeps_listed)
+
+
+def _listed(state: State, request_id: str, by_membership: bool) -> frozenset[int]:
+    if not by_membership:
+        return held_inputs(state, request_id)
+    items = state.workload.request(request_id).items
+    return frozenset([input_id for input_id, item in enumerate(items) if state.embeds_of(item.mm_hash)])
+
+
+@lru_cache(maxsize=1 << 14)
+def _portrait(state: State, shows: Shows, by_membership: bool, keeps_listed: bool) -> Observation:
+    inputs = tuple([_listed(state, request.request_id, by_membership) for request in state.workload.requests])
+    if shows is Shows.RESULTS:
+        return Observation(inputs)
+    if shows is Shows.COUNTERS:
+        return Observation(inputs, state.free_slots, state.freeable_slots)
+    references: Mapping[str, set[str]] = {mm_hash: set() for mm_hash, _ in state.cached}
+    for request_id, input_id in state.held:
+        references[state.workload.item(request_id, input_id).mm_hash].add(request_id)
+    internals = Internals(
+        {mm_hash: frozenset(holders) for mm_hash, holders in references.items()},
+        state.evictable,
+        state.evicted,
+        frozenset([request_id for request_id, _ in state.held]) if keeps_listed else None,
+    )
+    return Observation(inputs, state.free_slots, state.freeable_slots, internals)
+
+
+def _frozen(shown: Observation) -> Hashable:
+    internals = shown.internals
+    bookkeeping = None
+    if internals is not None:
+        references = frozenset(internals.references.items())
+        bookkeeping = (references, internals.evictable, internals.pending, internals.listed)
+    return (shown.inputs, shown.free_slots, shown.freeable_slots, bookkeeping)

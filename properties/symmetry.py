@@ -1,0 +1,129 @@
+"""Which renamings leave a workload as it is, and the one representative of states that differ by one.
+
+Where two requests (or hashes) play the same part in a workload, so do the states that differ by exchanging
+them: a manager cannot tell, since it sees names only. Under the open discipline the inputs of one request
+with one hash are exchangeable too; under the caller discipline they are not, being processed in order.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from itertools import permutations
+from math import comb, prod
+
+from msgspec import Struct
+
+from model.contract import Caller, Position
+from model.operations import Discipline
+from model.reference import State
+from model.workload import Workload
+
+
+class Renaming(Struct, frozen=True):
+    """Requests and hashes exchanged, and for each request where its inputs go."""
+
+    requests: dict[str, str]
+    hashes: dict[str, str]
+    inputs: dict[tuple[str, int], tuple[str, int]]
+    seats: tuple[int, ...]
+
+
+class Symmetry:
+    """The renamings of one workload under one discipline."""
+
+    def __init__(self, workload: Workload, discipline: Discipline) -> None:
+        self._open = discipline is Discipline.OPEN
+        self._renamings = tuple(_renamings(workload, discipline))
+        self._classes = _exchangeable_inputs(workload) if self._open else {}
+
+    def canonical(self, position: Position) -> tuple[Hashable, int]:
+        """A value equal for positions that renaming makes equal, and how many such positions there are."""
+        state, variants = position.state, 1
+        held: frozenset[tuple[str, int]] = state.held
+        if self._open:
+            held, variants = self._pushed_down(held)
+        if len(self._renamings) == 1:
+            return self._image(state, held, position.caller, self._renamings[0]), variants
+        images = {self._image(state, held, position.caller, renaming) for renaming in self._renamings}
+        return min(images), variants * len(images)
+
+    def _pushed_down(self, held: frozenset[tuple[str, int]]) -> tuple[frozenset[tuple[str, int]], int]:
+        """Held inputs moved to the first of those that they can be exchanged with."""
+        counts = Counter(self._classes[occurrence] for occurrence in held)
+        pushed = frozenset(place for places, count in counts.items() for place in places[:count])
+        return pushed, prod([comb(len(places), count) for places, count in counts.items()])
+
+    def _image(
+        self,
+        state: State,
+        held: frozenset[tuple[str, int]],
+        caller: Caller | None,
+        renaming: Renaming,
+    ) -> tuple[object, ...]:
+        hashes, inputs = renaming.hashes, renaming.inputs
+        moved = {inputs[occurrence] for occurrence in held}
+        return (
+            tuple(sorted([(hashes[mm_hash], embeds) for mm_hash, embeds in state.cached])),
+            tuple(sorted(self._pushed_down(frozenset(moved))[0] if self._open else moved)),
+            tuple([hashes[mm_hash] for mm_hash in state.evictable]),
+            tuple(sorted([hashes[mm_hash] for mm_hash in state.evicted])),
+            () if caller is None else _seated(caller, renaming.seats),
+        )
+
+
+def _seated(caller: Caller, seats: tuple[int, ...]) -> tuple[object, ...]:
+    """The caller's state with seats exchanged, in a form that can be ordered."""
+    return (
+        caller.waiting_closed,
+        *[
+            (seat.running, seat.processed, seat.granted, -1 if seat.scheduled is None else seat.scheduled)
+            for seat in [caller.seats[place] for place in seats]
+        ],
+    )
+
+
+def _exchangeable_inputs(workload: Workload) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
+    """For each occurrence those of the same request, hash and size, itself included, ascending."""
+    groups: dict[tuple[object, ...], list[tuple[str, int]]] = {}
+    for request in workload.requests:
+        for input_id, item in enumerate(request.items):
+            groups.setdefault((request.request_id, item), []).append((request.request_id, input_id))
+    return {place: tuple(places) for places in groups.values() for place in places}
+
+
+def _renamings(workload: Workload, discipline: Discipline) -> Iterator[Renaming]:
+    """All exchanges of requests and hashes that give the workload back; the identity is the first."""
+    used = sorted({item.mm_hash for request in workload.requests for item in request.items})
+    places = range(len(workload.requests))
+    for hash_order in permutations(used):
+        hashes = dict(zip(used, hash_order, strict=True))
+        for seats in permutations(places):
+            inputs = _moved_inputs(workload, hashes, seats, discipline)
+            if inputs is not None:
+                ids = [request.request_id for request in workload.requests]
+                requests = {ids[seats[place]]: ids[place] for place in places}
+                yield Renaming(requests, hashes, inputs, seats)
+
+
+def _moved_inputs(
+    workload: Workload, hashes: dict[str, str], seats: tuple[int, ...], discipline: Discipline
+) -> dict[tuple[str, int], tuple[str, int]] | None:
+    """Where each occurrence goes if request seats[n] takes the place of request n; None if it does not fit."""
+    moved: dict[tuple[str, int], tuple[str, int]] = {}
+    for place, request in enumerate(workload.requests):
+        source = workload.requests[seats[place]]
+        free = list(range(len(request.items)))
+        if len(source.items) != len(request.items):
+            return None
+        for input_id, item in enumerate(source.items):
+            choices = free if discipline is Discipline.OPEN else free[:1]
+            wanted = (hashes[item.mm_hash], item.embeds)
+            fitting = [
+                choice
+                for choice in choices
+                if (request.items[choice].mm_hash, request.items[choice].embeds) == wanted
+            ]
+            if not fitting:
+                return None
+            free.remove(fitting[0])
+            moved[source.request_id, input_id] = (request.request_id, fitting[0])
+    return moved
