@@ -48,13 +48,14 @@ class Observation(Struct, frozen=True):
     """What a target shows between two calls.
 
     Attributes:
-        inputs: For each request of the workload, in its order, the input ids that it lists as cached.
+        inputs: For each request of the workload, in its order, the input ids that it lists as cached; None if
+            not shown.
         free_slots: Embeds free; None if not shown.
         freeable_slots: Embeds free or evictable; None if not shown.
         internals: Its bookkeeping; None if not shown.
     """
 
-    inputs: tuple[frozenset[int], ...]
+    inputs: tuple[frozenset[int], ...] | None
     free_slots: int | None = None
     freeable_slots: int | None = None
     internals: Internals | None = None

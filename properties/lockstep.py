@@ -15,8 +15,9 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from impl.errors import NoAnswerError
 from impl.target import CannotForkError, Internals, Observation, Session, Shows, Target
-from model.errors import in_words
+from model.errors import EvictcheckError, in_words
 from model.operations import CachedIds, Call, Drain, Reset, Result
 from model.reference import State, held_inputs, initial, outcomes
 from model.workload import Workload
@@ -73,6 +74,7 @@ class Lockstep:
         "_deviation",
         "_forgotten",
         "_keeps_listed",
+        "_lists_inputs",
         "_past",
         "_possible",
         "_session",
@@ -87,8 +89,9 @@ class Lockstep:
         self._workload = workload
         self._session: Session = target.start(workload)
         self._by_membership = MEMBERSHIP_ERA in target.era
-        internals = self._session.observe().internals
-        self._keeps_listed = internals is not None and internals.listed is not None
+        shown = self._session.observe()
+        self._lists_inputs = shown.inputs is not None
+        self._keeps_listed = shown.internals is not None and shown.internals.listed is not None
         self._possible: tuple[State, ...] = (initial(workload),)
         self._deviation: Hashable = None
         self._after_drain = False
@@ -155,6 +158,10 @@ class Lockstep:
         try:
             observed = self._session.call(call)
             shown = self._session.observe()
+        except EvictcheckError:
+            raise
+        except NoAnswerError as trouble:
+            return self._violation(NO_CRASH.name, call, "an answer", str(trouble))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an implementation raises is its crash
             return self._violation(NO_CRASH.name, call, "an answer", f"it raised {in_words(error)}")
 
@@ -190,6 +197,8 @@ class Lockstep:
     def _expected(self, after: State, call: Call, answer: Result) -> Result:
         """The reference's answer, by the rule of the target's era."""
         if isinstance(call, CachedIds):
+            if not self._lists_inputs:
+                return None
             return _listed(after, call.request_id, self._by_membership)
         return answer
 
@@ -207,7 +216,7 @@ class Lockstep:
 
     def _portrait(self, state: State) -> Observation:
         """What the target would show if it were exactly in a reference state."""
-        return _portrait(state, self._target.shows, self._by_membership, self._keeps_listed)
+        return _portrait(state, self._target.shows, self._lists_inputs, self._by_membership, self._keeps_listed)
 
 
 def _listed(state: State, request_id: str, by_membership: bool) -> frozenset[int]:
@@ -218,8 +227,13 @@ def _listed(state: State, request_id: str, by_membership: bool) -> frozenset[int
 
 
 @lru_cache(maxsize=1 << 14)
-def _portrait(state: State, shows: Shows, by_membership: bool, keeps_listed: bool) -> Observation:
-    inputs = tuple([_listed(state, request.request_id, by_membership) for request in state.workload.requests])
+def _portrait(
+    state: State, shows: Shows, lists_inputs: bool, by_membership: bool, keeps_listed: bool
+) -> Observation:
+    inputs = None
+    if lists_inputs:
+        ids = [request.request_id for request in state.workload.requests]
+        inputs = tuple([_listed(state, request_id, by_membership) for request_id in ids])
     if shows is Shows.RESULTS:
         return Observation(inputs)
     if shows is Shows.COUNTERS:

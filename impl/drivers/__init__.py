@@ -1,0 +1,1 @@
+"""Implementations in other processes: other languages, other interpreters, and code that may not return."""
