@@ -3,6 +3,7 @@
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
 from copy import deepcopy
+from types import FunctionType
 from typing import Any
 
 from msgspec import Struct
@@ -234,3 +235,11 @@ def _copied_value(value: Any, seen: list[int]) -> Any:
                 copy[place] = _copied_value(item, seen)
         return copy
     raise _NotPlainError
+
+
+def asked_of_requests(manager_class: type[Any]) -> frozenset[str]:
+    """Names of attributes that a manager's code uses: tells by which names it asks a request for its items."""
+    functions = [vars(base).get(name) for base in manager_class.__mro__ for name in vars(base)]
+    return frozenset(
+        name for function in functions if isinstance(function, FunctionType) for name in function.__code__.co_names
+    )

@@ -46,7 +46,7 @@ from model.operations import (
     TraceError,
     refuse_stranger,
 )
-from model.reference import State, apply, initial
+from model.reference import State, apply, initial, outcomes
 from model.workload import Workload
 
 
@@ -107,8 +107,12 @@ def start(workload: Workload, discipline: Discipline) -> Position:
     return Position(initial(workload), caller)
 
 
-def moves(position: Position) -> list[Move]:
+def moves(position: Position, *, resets: bool = True) -> list[Move]:
     """Everything that the discipline may do next, in a fixed order.
+
+    Args:
+        position: Where the cache and the caller stand.
+        resets: Whether the manager has a `reset` (0.16.0 on).
 
     Queries (`get_cached_input_ids`) are left out under the open discipline: the judge makes one after every
     call. Budgets and promises of can-allocate are the two that matter at each size: just enough and one too
@@ -116,7 +120,11 @@ def moves(position: Position) -> list[Move]:
     """
     state, caller = position.state, position.caller
     candidates = _calls(state) if caller is None else _steps(state.workload)
-    return [move for move in candidates if objection(position, move) is None]
+    return [
+        move
+        for move in candidates
+        if (resets or not isinstance(move, Reset | ResetCache)) and objection(position, move) is None
+    ]
 
 
 def freedom(position: Position) -> Hashable:
@@ -334,28 +342,19 @@ def carry_out(position: Position, move: Move) -> tuple[tuple[Call, ...], Positio
 
 
 def trace_of(workload: Workload, discipline: Discipline, choices: tuple[Move, ...]) -> Trace:
-    """The trace that moves spell out.
+    """The trace that moves spell out, with the reference's order wherever a free leaves one open.
 
     Raises:
         TraceError: A move is not legal where it stands; the message has its number, the reason and what was
             allowed instead.
     """
     position = start(workload, discipline)
-    steps: list[Step] = []
+    trace = Trace(workload, discipline, ())
     for number, move in enumerate(choices):
-        try:
-            refuse_stranger(workload, move)
-        except EvictcheckError as error:
-            raise TraceError(f"step {number}: {error}") from error
-        reason = objection(position, move)
-        if reason is not None:
-            allowed = ", ".join(sorted({_word(other) for other in moves(position)}))
-            raise TraceError(
-                f"step {number} is not legal under the {discipline} discipline: {reason}; allowed here: {allowed}"
-            )
+        _refuse_move(trace, number, position, move)
         calls, position = carry_out(position, move)
-        steps.append(Step(calls, _step_taken(move)))
-    return Trace(workload, discipline, tuple(steps))
+        trace = replace(trace, steps=(*trace.steps, step_of(move, calls)))
+    return trace
 
 
 def moves_of(trace: Trace) -> tuple[Move, ...]:
@@ -381,19 +380,57 @@ def moves_of(trace: Trace) -> tuple[Move, ...]:
 def refuse_illegal(trace: Trace) -> None:
     """Checks that every step is legal where it stands and makes exactly the calls that it should.
 
+    A trace may end in the middle of a step. Where a free of a request leaves a choice, it may go on from any.
+
     Raises:
         TraceError: It does not; the message has the step's number, the reason and what was allowed instead.
     """
-    planned = trace_of(trace.workload, trace.discipline, moves_of(trace))
-    for number, (step, right) in enumerate(zip(trace.steps, planned.steps, strict=True)):
-        if step.calls != right.calls:
+    positions = [start(trace.workload, trace.discipline)]
+    for number, (step, move) in enumerate(zip(trace.steps, moves_of(trace), strict=True)):
+        _refuse_move(trace, number, positions[0], move)
+        planned = [(position, *carry_out(position, move)) for position in positions]
+        last = number == len(trace) - 1
+        matching = [
+            (position, calls, following)
+            for position, calls, following in planned
+            if step.calls == calls or (last and step.calls == calls[: len(step.calls)])
+        ]
+        if not matching:
             made = ", ".join(map(_word, step.calls))
-            wanted = ", ".join(map(_word, right.calls))
+            wanted = ", ".join(map(_word, planned[0][1]))
             raise TraceError(f"step {number} makes the calls {made}; its caller would make {wanted}")
+        positions = [one for position, calls, following in matching for one in _chosen(position, calls, following)]
 
 
-def _step_taken(move: Move) -> CallerStep | None:
-    return move if isinstance(move, Admit | Preempt | EndPass | Processed | Finish | ResetCache) else None
+def _chosen(position: Position, calls: tuple[Call, ...], following: Position) -> Iterator[Position]:
+    """Where a step can lead: a free of a request, which is the last call of any step, leaves a choice."""
+    *before, last = calls
+    state = position.state
+    for call in before:
+        state, _ = apply(state, call)
+    for after, _ in outcomes(state, last):
+        yield Position(after, following.caller)
+
+
+def _refuse_move(trace: Trace, number: int, position: Position, move: Move) -> None:
+    try:
+        refuse_stranger(trace.workload, move)
+    except EvictcheckError as error:
+        raise TraceError(f"step {number}: {error}") from error
+    reason = objection(position, move)
+    if reason is not None:
+        allowed = ", ".join(sorted({_word(other) for other in moves(position)}))
+        raise TraceError(
+            f"step {number} is not legal under the {trace.discipline} discipline: {reason}; "
+            f"allowed here: {allowed}"
+        )
+
+
+def step_of(move: Move, calls: tuple[Call, ...]) -> Step:
+    """The calls of a move, with the move itself if it is a step of the caller."""
+    if isinstance(move, Admit | Preempt | EndPass | Processed | Finish | ResetCache):
+        return Step(calls, move)
+    return Step(calls)
 
 
 def _word(move: Move) -> str:

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from impl.errors import TargetError
 from impl.target import Shows, Target
-from model.contract import Caller, Position, freedom, moves, script, start, trace_of
-from model.operations import Call, Discipline, Move, Reset, ResetCache, Result, Trace
+from model.contract import Caller, Position, freedom, moves, script, start, step_of
+from model.operations import Call, Discipline, Move, Result, Step, Trace
 from model.reference import State
 from model.workload import Workload
 from properties.counterexample import Counterexample, replay
@@ -38,7 +38,7 @@ class Exploration(Struct, frozen=True):
     Attributes:
         scope: The scope, or the workload's name where only one was explored.
         discipline: Under which discipline.
-        complete: Whether everything in the scope was covered; False if time ran out.
+        complete: Whether everything in the scope was covered; False if time ran out or the run was interrupted.
         workloads: Workloads covered, up to renaming.
         states: Positions reached, up to renaming.
         transitions: Moves taken from them.
@@ -168,12 +168,12 @@ class _Found:
         self._kept: dict[tuple[str, ...], Counterexample] = {}
 
     def offer(
-        self, workload: Workload, discipline: Discipline, choices: tuple[Move, ...], violation: Violation
+        self, workload: Workload, discipline: Discipline, steps: tuple[Step, ...], violation: Violation
     ) -> None:
-        length = len(choices)
+        length = len(steps)
         if length > self._shortest.get(violation.property, length):
             return
-        offered = self._replayed(trace_of(workload, discipline, choices), violation)
+        offered = self._replayed(Trace(workload, discipline, steps), violation)
         if length < self._shortest.get(violation.property, length + 1):
             self._shortest[violation.property] = length
             self._kept = {
@@ -246,12 +246,16 @@ def explore_classes(
     tally, found = _Tally(discipline), _Found(target)
     complete = True
     todo = tuple(classes)
-    for number, workload_class in enumerate(todo, start=1):
-        complete = _explore_workload(target, workload_class, discipline, tally, found, deadline, deepest)
-        if not complete:
-            break
-        if progress is not None:
-            progress(number, len(todo))
+    try:
+        for number, workload_class in enumerate(todo, start=1):
+            complete = _explore_workload(target, workload_class, discipline, tally, found, deadline, deepest)
+            if not complete:
+                break
+            if progress is not None:
+                progress(number, len(todo))
+    except KeyboardInterrupt:
+        # What was found until now is worth more than the interrupt; the caller sees that it is not all.
+        complete = False
     return Exploration(
         name,
         discipline,
@@ -267,7 +271,7 @@ def explore_classes(
     )
 
 
-_Path: TypeAlias = tuple["_Path", Move] | None
+_Path: TypeAlias = tuple["_Path", Step] | None
 """How a position was reached, last move outermost."""
 
 
@@ -303,13 +307,13 @@ def _explore_workload(
         free = freedom(position)
         choices = allowed.get(free)
         if choices is None:
-            choices = allowed[free] = _offered(target, position)
+            choices = allowed[free] = moves(position, resets=target.has_reset)
         transitions += len(choices)
         all_transitions += variants * len(choices)
         for move in choices:
             reached, calls, caller, violation = executed.take(node, position, move, tally.situations)
             if violation is not None:
-                found.offer(workload, discipline, _unrolled((path, move)), violation)
+                found.offer(workload, discipline, _unrolled((path, step_of(move, calls))), violation)
                 continue
             for name, is_it in of_step:
                 if is_it(position, move, calls):
@@ -321,7 +325,7 @@ def _explore_workload(
             key, size = identity.of(reached, following)
             if key not in seen:
                 seen.add(key)
-                queue.append((reached, following, size, depth + 1, (path, move)))
+                queue.append((reached, following, size, depth + 1, (path, step_of(move, calls))))
         in_time = deadline is None or monotonic() < deadline
     tally.workloads += in_time
     tally.states += states
@@ -334,17 +338,9 @@ def _explore_workload(
     return in_time
 
 
-def _offered(target: Target, position: Position) -> list[Move]:
-    """What the discipline allows, less resets where the target has none."""
-    allowed = moves(position)
-    if target.has_reset:
-        return allowed
-    return [move for move in allowed if not isinstance(move, Reset | ResetCache)]
-
-
-def _unrolled(path: _Path) -> tuple[Move, ...]:
-    taken: list[Move] = []
+def _unrolled(path: _Path) -> tuple[Step, ...]:
+    taken: list[Step] = []
     while path is not None:
-        path, move = path
-        taken.append(move)
+        path, step = path
+        taken.append(step)
     return tuple(reversed(taken))

@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from impl.errors import NoAnswerError
 from impl.target import CannotForkError, Internals, Observation, Session, Shows, Target
+from model.contract import Position, script, step_of
 from model.errors import EvictcheckError, in_words
-from model.operations import CachedIds, Call, Drain, Reset, Result
+from model.operations import CachedIds, Call, Drain, Move, Reset, Result, Step
 from model.reference import State, held_inputs, initial, outcomes
 from model.workload import Workload
 from properties.invariants import NO_CRASH, Moment, first_broken
@@ -257,3 +258,35 @@ def _frozen(shown: Observation) -> Hashable:
         references = frozenset(internals.references.items())
         bookkeeping = (references, internals.evictable, internals.pending, internals.listed)
     return (shown.inputs, shown.free_slots, shown.freeable_slots, bookkeeping)
+
+
+class Taken(Struct, frozen=True):
+    """A move carried out on both sides.
+
+    Attributes:
+        step: The calls that were made; after a violation, up to the one that broke a property.
+        position: Where both stand afterwards; None after a violation.
+        violation: What the last call broke, if it did.
+    """
+
+    step: Step
+    position: Position | None
+    violation: Violation | None
+
+
+def take(judge: Lockstep, position: Position, move: Move) -> Taken:
+    """Carries out a legal move, call by call, each chosen by the answers before it."""
+    running = script(position, move)
+    calls: list[Call] = []
+    answer: Result = None
+    while True:
+        try:
+            call = running.send(answer) if calls else next(running)
+        except StopIteration as stop:
+            return Taken(step_of(move, tuple(calls)), Position(judge.state, stop.value), None)
+        calls.append(call)
+        violation = judge.apply(call)
+        if violation is not None:
+            return Taken(step_of(move, tuple(calls)), None, violation)
+        assert judge.last is not None
+        answer = judge.last.expected

@@ -1,0 +1,229 @@
+"""The command line."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_counterexample, write_whole
+from evictcheck.report import REPORT_FORMAT, counterexample_table, report_json, show, verdict_table
+from impl import upstream
+from impl.defects import DEFECTS
+from impl.target import Target
+from impl.targets import FORMS, resolve
+from model.errors import EvictcheckError
+from model.operations import Discipline
+from properties.invariants import MANAGER_PROPERTIES
+from properties.scopes import DEFAULT_SCOPE, parse_scope
+from properties.verdicts import Announce, Outcome, Question, Report, judge, property_named
+
+app = typer.Typer(
+    help="Find, minimise and rule out invariant violations in encoder-cache managers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_NAMES = tuple(one.name for one in MANAGER_PROPERTIES)
+
+
+@app.callback()
+def _evictcheck() -> None:
+    """Find, minimise and rule out invariant violations in encoder-cache managers.
+
+    Exit codes: 0 everything asked holds; 1 something is violated; 2 the question could not be asked; 3 nothing
+    is violated, but something is unknown (out of time, interrupted).
+    """
+
+
+@app.command()
+def check(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TARGET]...", help="What to check; see `evictcheck targets`. Default: port."),
+    ] = None,
+    scope: Annotated[
+        str,
+        typer.Option(
+            help="How far exhaustive exploration goes: requests, inputs of each, hashes; further parts after "
+            "slashes: sizes=1..2, capacity=1..3, mixed (one hash with several sizes), budget=1."
+        ),
+    ] = str(DEFAULT_SCOPE),
+    discipline: Annotated[
+        Discipline,
+        typer.Option(help="Who makes the calls: a scheduler in whole steps, or anybody one legal call at a time."),
+    ] = Discipline.CALLER,
+    asked: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="P", help="Ask about this property only. May be repeated."),
+    ] = None,
+    expected: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expect",
+            metavar="P",
+            help="A violation known to be there: the run passes with it, and fails once it no longer occurs. "
+            "May be repeated.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so long, each target; the rest is then unknown.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where counterexamples go: trace, pytest file, ITF.")
+    ] = Path("evictcheck-out"),
+    no_engine: Annotated[
+        bool, typer.Option("--no-engine", help="Leave out the engine level (scheduler and worker).")
+    ] = False,
+) -> None:
+    """Look for violations in one or more implementations: known traces, exhaustively, then random walks."""
+    question = Question(
+        parse_scope(scope), discipline, tuple(property_named(name).name for name in asked or _NAMES), seconds
+    )
+    known = tuple(property_named(name).name for name in expected or ())
+    for name in known:
+        if name not in question.properties:
+            raise EvictcheckError(f"--expect {name} is not among the properties asked about with --property")
+    refuse_unusable_folder(out)
+    if json_file is not None:
+        refuse_unwritable(json_file)
+    resolved = [resolve(name) for name in targets or ["port"]]
+
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    documents: list[dict[str, Any]] = []
+    codes: list[int] = []
+    for target in resolved:
+        with _progress(target.name) as announce:
+            report = judge(target, question, announce)
+        files = _show_report(console, report, target, out)
+        documents.append(report_json(report, files))
+        codes.append(_exit_code(console, report, known))
+        if json_file is not None:
+            write_whole(json_file, _json({"format": REPORT_FORMAT, "reports": documents}))
+        if _interrupted(report):
+            break
+    raise typer.Exit(max(codes, key=(0, 3, 2, 1).index))
+
+
+def _show_report(console: Console, report: Report, target: Target, out: Path) -> dict[str, list[str]]:
+    """Prints a report and writes its counterexamples; the files of each property."""
+    show(console, verdict_table(report))
+    files: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    for number, counterexample in enumerate(report.counterexamples, start=1):
+        broken = counterexample.violation.property
+        counts[broken] = counts.get(broken, 0) + 1
+        written = write_counterexample(out, counterexample, counts[broken], target)
+        files.setdefault(broken, []).extend(map(str, written))
+        show(console, counterexample_table(number, counterexample, target))
+        for path in written:
+            console.print(f"  written: {path}", soft_wrap=True)
+        console.print()
+    return files
+
+
+def _exit_code(console: Console, report: Report, known: tuple[str, ...]) -> int:
+    violated = {one.property for one in report.verdicts if one.outcome is Outcome.VIOLATED}
+    gone = [name for name in known if name not in violated]
+    if report.complete:
+        for name in gone:
+            console.print(f"{report.target}: --expect {name}, but it is no longer violated; take the option out")
+    if violated - set(known) or (gone and report.complete):
+        return 1
+    if not report.complete:
+        console.print(f"{report.target}: stopped early, so what is unknown is no pass")
+        return 3
+    return 0
+
+
+def _interrupted(report: Report) -> bool:
+    return not report.complete and (report.question.seconds is None or report.seconds < report.question.seconds)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Announce]:
+    """A progress line on a terminal; silence in a pipe."""
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task(name, total=None)
+
+        def announce(doing: str, done: int, total: int) -> None:
+            progress.update(task, description=f"{name}: {doing}", completed=done, total=total or None)
+
+        yield announce
+
+
+@app.command(name="targets")
+def list_targets(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the list as JSON.")
+    ] = None,
+) -> None:
+    """List what can be named as a target, the seeded defects, and the releases that are cached."""
+    if json_file is not None:
+        refuse_unwritable(json_file)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    forms = Table(title="targets", title_justify="left", box=SIMPLE_HEAD)
+    forms.add_column("name", no_wrap=True)
+    forms.add_column("what is judged")
+    for form in FORMS:
+        forms.add_row(form.example, form.sentence)
+    defects = Table(title="seeded defects", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("defect", "what it does wrong", "breaks", "shows at scope"):
+        defects.add_column(heading)
+    for defect in DEFECTS:
+        defects.add_row(f"port:{defect.name}", defect.sentence, defect.property, defect.scope)
+    cached = upstream.cached_releases()
+    show(console, forms, defects)
+    console.print(f"vLLM releases cached (no network needed): {', '.join(cached) or 'none yet'}")
+    console.print(f"any other release from {upstream.OLDEST} on is fetched when it is first named")
+    if json_file is not None:
+        document = {
+            "format": "evictcheck-targets/1",
+            "forms": [{"name": form.example, "sentence": form.sentence} for form in FORMS],
+            "defects": [
+                {
+                    "name": f"port:{one.name}",
+                    "sentence": one.sentence,
+                    "property": one.property,
+                    "scope": one.scope,
+                }
+                for one in DEFECTS
+            ],
+            "cached_releases": list(cached),
+        }
+        write_whole(json_file, _json(document))
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def main() -> None:
+    """Runs the command line; an error that a person can mend is a sentence and exit code 2."""
+    try:
+        app()
+    except EvictcheckError as error:
+        sys.stderr.write(f"evictcheck: {error}\n")
+        sys.exit(2)

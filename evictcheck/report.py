@@ -1,0 +1,148 @@
+"""What a person reads: verdict tables, counterexamples as tables, and the stable JSON form."""
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from evictcheck.story import Row, tell, workload_in_words
+from impl.target import Target
+from properties.counterexample import Counterexample
+from properties.verdicts import Outcome, Report, property_named
+
+REPORT_FORMAT = "evictcheck-check/1"
+
+_STYLES = {
+    Outcome.HOLDS: "green",
+    Outcome.VIOLATED: "bold red",
+    Outcome.UNKNOWN: "yellow",
+    Outcome.ERA: "cyan",
+    Outcome.NOT_OBSERVABLE: "dim",
+}
+
+
+def verdict_table(report: Report) -> RenderableType:
+    """The verdicts on one target, what was covered, and which situations were reached how often."""
+    question = report.question
+    table = Table(
+        title=f"{report.target}, {question.discipline} discipline", title_justify="left", box=SIMPLE_HEAD
+    )
+    table.add_column("property", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("evidence")
+    table.add_column("found by", no_wrap=True)
+    for verdict in report.verdicts:
+        style = _STYLES[verdict.outcome]
+        table.add_row(verdict.property, Text(verdict.outcome, style), verdict.evidence, verdict.engine)
+    return Group(table, *map(Text, _coverage(report)))
+
+
+def _coverage(report: Report) -> list[str]:
+    lines = []
+    if report.counterexamples:
+        lines.append("A branch ends at a violation: what else holds, holds up to there.")
+    for exploration in report.explorations:
+        workloads, states, transitions = exploration.unreduced
+        whole = "explored" if exploration.complete else "stopped early in"
+        lines.append(
+            f"{whole} {exploration.scope}: {exploration.workloads:,} workloads, {exploration.states:,} states, "
+            f"{exploration.transitions:,} transitions, {exploration.calls:,} calls judged in "
+            f"{exploration.seconds:.1f} s (without renaming: {workloads:,}, {states:,}, {transitions:,})"
+        )
+    if report.explorations:
+        reached = report.explorations[-1].situations
+        parts = [f"{name} {count:,}" for name, count in reached.items()]
+        lines.append(f"situations reached: {', '.join(parts)}")
+    return lines
+
+
+def counterexample_table(number: int, counterexample: Counterexample, target: Target) -> RenderableType:
+    """A counterexample, call by call: only what changed, the broken call marked, the property in words."""
+    violation, trace = counterexample.violation, counterexample.trace
+    title = Text(f"{number}. {violation.property}", "bold red")
+    title.append(f": {property_named(violation.property).sentence}", "default")
+    rows = tell(trace, target)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    with_steps = any(row.step for row in rows)
+    table.add_column("", justify="right")
+    if with_steps:
+        table.add_column("step")
+    for heading in ("call", "on", "answer"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("what changed")
+    for row in rows:
+        table.add_row(*_cells(row, with_steps), style="red" if row.broken else None)
+    length = f"{len(trace)} {'steps' if with_steps else 'calls'}"
+    return Group(
+        title,
+        Text(
+            f"{length}, {trace.discipline} discipline, found by {counterexample.engine}; "
+            f"{workload_in_words(trace.workload)}"
+        ),
+        table,
+    )
+
+
+def _cells(row: Row, with_steps: bool) -> list[str]:
+    mark = ">" if row.broken else ""
+    head = [f"{mark}{row.number}", row.step] if with_steps else [f"{mark}{row.number}"]
+    return [*head, row.call, row.item, row.answer, row.changes]
+
+
+def report_json(report: Report, files: dict[str, list[str]]) -> dict[str, Any]:
+    """The JSON form of a report; `files` names what was written for each counterexample's property."""
+    question = report.question
+    return {
+        "target": report.target,
+        "discipline": str(question.discipline),
+        "scope": str(question.scope),
+        "complete": report.complete,
+        "verdicts": [
+            {
+                "property": verdict.property,
+                "verdict": str(verdict.outcome),
+                "evidence": verdict.evidence,
+                "engine": verdict.engine or None,
+                "length": verdict.length,
+            }
+            for verdict in report.verdicts
+        ],
+        "counterexamples": [
+            {
+                "property": one.violation.property,
+                "engine": one.engine,
+                "length": len(one.trace),
+                "call": one.violation.call_index,
+                "expected": one.violation.expected,
+                "observed": one.violation.observed,
+                "files": files.get(one.violation.property, []),
+            }
+            for one in report.counterexamples
+        ],
+        "explorations": [
+            {
+                "scope": one.scope,
+                "complete": one.complete,
+                "workloads": one.workloads,
+                "states": one.states,
+                "transitions": one.transitions,
+                "calls": one.calls,
+                "unreduced": dict(zip(("workloads", "states", "transitions"), one.unreduced, strict=True)),
+                "situations": one.situations,
+            }
+            for one in report.explorations
+        ],
+        "random_walks": None
+        if report.hunt is None
+        else {"examples": report.hunt.examples, "steps": report.hunt.steps},
+        "corpus": list(report.corpus),
+    }
+
+
+def show(console: Console, *parts: RenderableType) -> None:
+    """Prints parts with an empty line after each."""
+    for part in parts:
+        console.print(part)
+        console.print()

@@ -1,0 +1,244 @@
+"""The order of attack, and what may be said after it.
+
+Known traces first, then exhaustive exploration at growing scopes, then random walks beyond them. A verdict is
+`violated` with a counterexample, `holds` with its evidence, or `unknown`; what a target cannot show is `not
+observable`, and a documented difference of its time is `era`. Unknown is never shown as holds.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from time import monotonic
+
+from hypothesis import settings
+from msgspec import Struct
+
+from impl.target import Target
+from model.errors import EvictcheckError
+from model.operations import Discipline, Reset
+from properties.corpus import known_faults
+from properties.counterexample import Counterexample, replay
+from properties.exploration import Exploration, explore
+from properties.invariants import MANAGER_PROPERTIES, Property
+from properties.machines import Hunt, hunt
+from properties.minimize import minimize, shortest
+from properties.scopes import Scope, growing
+
+RANDOM_RUNS = settings(max_examples=100, stateful_step_count=30, derandomize=True)
+"""How far the walks beyond the scopes go; the same walks every time."""
+
+
+class Outcome(StrEnum):
+    """What is said of a property."""
+
+    HOLDS = "holds"
+    VIOLATED = "violated"
+    UNKNOWN = "unknown"
+    ERA = "era"
+    NOT_OBSERVABLE = "not observable"
+
+
+class Verdict(Struct, frozen=True):
+    """What is said of one property of one target.
+
+    Attributes:
+        property: Its name.
+        outcome: The verdict.
+        evidence: What it rests on, in words and numbers.
+        engine: What found the violation, or "".
+        length: Length of the shortest counterexample in steps (calls under the open discipline), or None.
+    """
+
+    property: str
+    outcome: Outcome
+    evidence: str
+    engine: str = ""
+    length: int | None = None
+
+
+class Question(Struct, frozen=True):
+    """What is asked of each target.
+
+    Attributes:
+        scope: How far to explore.
+        discipline: Who makes the calls.
+        properties: Names of the properties asked about.
+        seconds: When to stop; None to finish.
+    """
+
+    scope: Scope
+    discipline: Discipline
+    properties: tuple[str, ...]
+    seconds: float | None = None
+
+
+class Report(Struct, frozen=True):
+    """Everything found out about one target.
+
+    Attributes:
+        target: Its name.
+        question: What was asked.
+        verdicts: One for each property asked about, in their order.
+        counterexamples: Minimal ones, shortest first, for the properties violated.
+        explorations: What exhaustive exploration covered, at each scope.
+        corpus: Names of the known traces that were replayed.
+        hunt: What random walks did; None if there was no time or nothing left to look for.
+        complete: Whether everything that was asked was done.
+        seconds: Time taken.
+    """
+
+    target: str
+    question: Question
+    verdicts: tuple[Verdict, ...]
+    counterexamples: tuple[Counterexample, ...]
+    explorations: tuple[Exploration, ...]
+    corpus: tuple[str, ...]
+    hunt: Hunt | None
+    complete: bool
+    seconds: float
+
+    def verdict(self, name: str) -> Verdict:
+        """The verdict on a property."""
+        return next(verdict for verdict in self.verdicts if verdict.property == name)
+
+
+def property_named(name: str) -> Property:
+    """The property of a name.
+
+    Raises:
+        EvictcheckError: There is none.
+    """
+    for candidate in MANAGER_PROPERTIES:
+        if candidate.name == name:
+            return candidate
+    names = ", ".join(candidate.name for candidate in MANAGER_PROPERTIES)
+    raise EvictcheckError(f"there is no property {name!r}; the properties are {names}")
+
+
+Announce = Callable[[str, int, int], None]
+"""Told what is going on, how much of it is done, and of how much."""
+
+
+class _Attack:
+    """One target under attack; keeps what is known so far, so that an interrupt loses nothing."""
+
+    def __init__(self, target: Target, question: Question, announce: Announce) -> None:
+        self._target = target
+        self._question = question
+        self._announce = announce
+        self._began = monotonic()
+        self._deadline = None if question.seconds is None else self._began + question.seconds
+        self._found: dict[tuple[str, ...], Counterexample] = {}
+        self._explorations: list[Exploration] = []
+        self._corpus: list[str] = []
+        self._hunt: Hunt | None = None
+        self._complete = False
+
+    def run(self) -> None:
+        self._replay_corpus()
+        for scope in growing(self._question.scope):
+            if not self._explore(scope):
+                return
+        if self._deadline is None or monotonic() < self._deadline:
+            self._walk()
+            self._complete = True
+
+    def _replay_corpus(self) -> None:
+        for fault in known_faults(self._question.discipline):
+            calls = tuple(fault.trace.calls)
+            if not self._target.has_reset and any(isinstance(call, Reset) for call in calls):
+                continue
+            self._announce(f"known trace {fault.name}", len(self._corpus), 0)
+            violation = replay(fault.trace, self._target)
+            self._corpus.append(fault.name)
+            if violation is not None:
+                self._offer(Counterexample(fault.trace, violation, self._target.name, f"corpus {fault.name}"))
+
+    def _explore(self, scope: Scope) -> bool:
+        exploration = explore(
+            self._target,
+            scope,
+            self._question.discipline,
+            deadline=self._deadline,
+            progress=lambda done, total: self._announce(f"exploring {scope}", done, total),
+        )
+        self._explorations.append(exploration)
+        for counterexample in exploration.counterexamples:
+            self._offer(counterexample)
+        return exploration.complete
+
+    def _walk(self) -> None:
+        left = frozenset(self._question.properties) - {one.violation.property for one in self._found.values()}
+        if not left:
+            return
+        self._announce("random walks", 0, 0)
+        mixed = self._question.scope.mixed
+        self._hunt = hunt(self._target, self._question.discipline, left, RANDOM_RUNS, mixed=mixed)
+        for counterexample in self._hunt.counterexamples:
+            self._offer(shortest(counterexample, self._target))
+
+    def _offer(self, counterexample: Counterexample) -> None:
+        """Keeps the shortest for each property, one of each shape."""
+        name = counterexample.violation.property
+        if name not in self._question.properties:
+            return
+        lengths = {len(one.trace) for one in self._found.values() if one.violation.property == name}
+        if lengths and len(counterexample.trace) > min(lengths):
+            return
+        minimal = minimize(counterexample, self._target)
+        if not lengths or len(minimal.trace) < min(lengths):
+            self._found = {key: one for key, one in self._found.items() if one.violation.property != name}
+        self._found.setdefault(minimal.shape, minimal)
+
+    def report(self) -> Report:
+        question = self._question
+        return Report(
+            self._target.name,
+            question,
+            tuple(self._verdict(property_named(name)) for name in question.properties),
+            tuple(sorted(self._found.values(), key=lambda one: (one.size, one.violation.property))),
+            tuple(self._explorations),
+            tuple(self._corpus),
+            self._hunt,
+            self._complete,
+            monotonic() - self._began,
+        )
+
+    def _verdict(self, asked: Property) -> Verdict:
+        own = [one for one in self._found.values() if one.violation.property == asked.name]
+        if own:
+            best = min(own, key=lambda one: one.size)
+            unit = "steps" if self._question.discipline is Discipline.CALLER else "calls"
+            evidence = f"broken in {len(best.trace)} {unit}"
+            return Verdict(asked.name, Outcome.VIOLATED, evidence, best.engine, len(best.trace))
+        if asked.needs > self._target.shows:
+            what = "counters" if asked.needs == 1 else "internals"
+            return Verdict(asked.name, Outcome.NOT_OBSERVABLE, f"the target does not show its {what}")
+        if asked.name == "reset-initial" and not self._target.has_reset:
+            return Verdict(asked.name, Outcome.NOT_OBSERVABLE, "the target has no reset")
+        evidence = self._evidence()
+        if not self._complete:
+            return Verdict(asked.name, Outcome.UNKNOWN, f"stopped early; nothing broke it in {evidence}")
+        if asked.name in self._target.era:
+            return Verdict(asked.name, Outcome.ERA, f"by the rule of its time, not today's; {evidence}")
+        return Verdict(asked.name, Outcome.HOLDS, evidence)
+
+    def _evidence(self) -> str:
+        done = [one for one in self._explorations if one.complete]
+        parts = []
+        if done:
+            parts.append(f"{done[-1].transitions:,} transitions, all of {done[-1].scope}")
+        if self._explorations and not self._explorations[-1].complete:
+            partial = self._explorations[-1]
+            parts.append(f"{partial.transitions:,} transitions of {partial.scope}")
+        if self._hunt is not None:
+            parts.append(f"{self._hunt.examples} random walks")
+        return ", ".join(parts) or "nothing that was run"
+
+
+def judge(target: Target, question: Question, announce: Announce) -> Report:
+    """Attacks a target in order. An interrupt (Ctrl-C) ends it early, with what was found until then."""
+    attack = _Attack(target, question, announce)
+    with suppress(KeyboardInterrupt):
+        attack.run()
+    return attack.report()
