@@ -31,14 +31,14 @@ class Discipline(StrEnum):
 # --- Calls -------------------------------------------------------------------------------------------------
 
 
-class Check(Struct, frozen=True, tag="check", tag_field="call"):
+class Check(Struct, frozen=True, forbid_unknown_fields=True, tag="check", tag_field="call"):
     """`check_and_update_cache(request, input)`: a bool, whether the item is cached; a hit holds it."""
 
     request_id: str
     input_id: int
 
 
-class CanAllocate(Struct, frozen=True, tag="can_allocate", tag_field="call"):
+class CanAllocate(Struct, frozen=True, forbid_unknown_fields=True, tag="can_allocate", tag_field="call"):
     """`can_allocate(...)`: a bool, whether there is room for the item; evicts to make room.
 
     Attributes:
@@ -52,37 +52,37 @@ class CanAllocate(Struct, frozen=True, tag="can_allocate", tag_field="call"):
     embeds_to_schedule: int
 
 
-class Allocate(Struct, frozen=True, tag="allocate", tag_field="call"):
+class Allocate(Struct, frozen=True, forbid_unknown_fields=True, tag="allocate", tag_field="call"):
     """`allocate(request, input)`: the item's entry comes into being, held by this occurrence."""
 
     request_id: str
     input_id: int
 
 
-class FreeInput(Struct, frozen=True, tag="free_encoder_input", tag_field="call"):
+class FreeInput(Struct, frozen=True, forbid_unknown_fields=True, tag="free_encoder_input", tag_field="call"):
     """`free_encoder_input(request, input)`: the request no longer needs this occurrence."""
 
     request_id: str
     input_id: int
 
 
-class FreeRequest(Struct, frozen=True, tag="free", tag_field="call"):
+class FreeRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="free", tag_field="call"):
     """`free(request)`: the request no longer needs any of its occurrences."""
 
     request_id: str
 
 
-class CachedIds(Struct, frozen=True, tag="get_cached_input_ids", tag_field="call"):
+class CachedIds(Struct, frozen=True, forbid_unknown_fields=True, tag="get_cached_input_ids", tag_field="call"):
     """`get_cached_input_ids(request)`: the set of input ids that the request holds."""
 
     request_id: str
 
 
-class Drain(Struct, frozen=True, tag="get_freed_mm_hashes", tag_field="call"):
+class Drain(Struct, frozen=True, forbid_unknown_fields=True, tag="get_freed_mm_hashes", tag_field="call"):
     """`get_freed_mm_hashes()`: the hashes evicted since the last drain that are absent now; clears them."""
 
 
-class Reset(Struct, frozen=True, tag="reset", tag_field="call"):
+class Reset(Struct, frozen=True, forbid_unknown_fields=True, tag="reset", tag_field="call"):
     """`reset()`: as constructed. Absent from releases up to 0.15.1."""
 
 
@@ -106,7 +106,7 @@ class Outcome(StrEnum):
     """No tokens left for it: picks are dropped, hits are kept, nothing is freed."""
 
 
-class Admit(Struct, frozen=True, tag="admit", tag_field="step"):
+class Admit(Struct, frozen=True, forbid_unknown_fields=True, tag="admit", tag_field="step"):
     """The scheduler visits a request's inputs from the first unprocessed one to the last of its window."""
 
     request_id: str
@@ -114,30 +114,30 @@ class Admit(Struct, frozen=True, tag="admit", tag_field="step"):
     outcome: Outcome
 
 
-class Preempt(Struct, frozen=True, tag="preempt", tag_field="step"):
+class Preempt(Struct, frozen=True, forbid_unknown_fields=True, tag="preempt", tag_field="step"):
     """A running request loses its KV blocks within a pass: freed, idle, nothing processed."""
 
     request_id: str
 
 
-class EndPass(Struct, frozen=True, tag="end-pass", tag_field="step"):
+class EndPass(Struct, frozen=True, forbid_unknown_fields=True, tag="end-pass", tag_field="step"):
     """The pass ends with a drain; its report goes to the worker."""
 
 
-class Processed(Struct, frozen=True, tag="processed", tag_field="step"):
+class Processed(Struct, frozen=True, forbid_unknown_fields=True, tag="processed", tag_field="step"):
     """Between passes: the tokens of an input are computed, and the input is freed as it is still listed."""
 
     request_id: str
     input_id: int
 
 
-class Finish(Struct, frozen=True, tag="finish", tag_field="step"):
+class Finish(Struct, frozen=True, forbid_unknown_fields=True, tag="finish", tag_field="step"):
     """Between passes: a request finished or was aborted; it may arrive again under the same id."""
 
     request_id: str
 
 
-class ResetCache(Struct, frozen=True, tag="reset-cache", tag_field="step"):
+class ResetCache(Struct, frozen=True, forbid_unknown_fields=True, tag="reset-cache", tag_field="step"):
     """Between passes: the model's weights changed, so everything cached is stale."""
 
 
@@ -150,14 +150,14 @@ Move: TypeAlias = CallerStep | Call
 # --- Traces ------------------------------------------------------------------------------------------------
 
 
-class Step(Struct, frozen=True):
+class Step(Struct, frozen=True, forbid_unknown_fields=True):
     """Calls that belong together: those of one step of the caller, or a single call on its own."""
 
     calls: tuple[Call, ...]
     taken: CallerStep | None = None
 
 
-class Trace(Struct, frozen=True):
+class Trace(Struct, frozen=True, forbid_unknown_fields=True):
     """A workload and the calls made to a manager that starts empty.
 
     Its length is counted in steps, which under the open discipline are single calls.
@@ -208,7 +208,7 @@ def decode_trace(data: bytes, name: str) -> tuple[Trace, str]:
     """
     try:
         raw: Any = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{name} is not JSON: {error}") from error
     if not isinstance(raw, dict) or "format" not in raw:
         raise TraceError(f'{name} is not an evictcheck trace: it has no "format" (expected {TRACE_FORMAT!r})')

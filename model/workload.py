@@ -13,7 +13,7 @@ class WorkloadError(EvictcheckError):
     """A workload that cannot exist, or an input that it does not have."""
 
 
-class Item(Struct, frozen=True):
+class Item(Struct, frozen=True, forbid_unknown_fields=True):
     """One multimodal item of a request.
 
     Attributes:
@@ -25,14 +25,14 @@ class Item(Struct, frozen=True):
     embeds: int
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """A request and its items in prompt order; the index of an item is its input id."""
 
     request_id: str
     items: tuple[Item, ...]
 
 
-class Workload(Struct, frozen=True, cache_hash=True):
+class Workload(Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True):
     """Everything that stays the same along a trace.
 
     Attributes:
@@ -87,7 +87,6 @@ class Workload(Struct, frozen=True, cache_hash=True):
         """
         items = self.request(request_id).items
         if not 0 <= input_id < len(items):
-            raise WorkloadError(
-                f"request {request_id!r} has no input {input_id} (its inputs are 0 to {len(items) - 1})"
-            )
+            known = f"its inputs are 0 to {len(items) - 1}" if items else "it has no inputs"
+            raise WorkloadError(f"request {request_id!r} has no input {input_id} ({known})")
         return items[input_id]
