@@ -88,7 +88,8 @@ def apply(state: State, call: Call) -> tuple[State, Result]:
     Where the specification leaves a choice (`outcomes`) this takes the one of ascending input ids.
 
     Raises:
-        WorkloadError: The call names a request or an input that the workload does not have.
+        WorkloadError: It checks or allocates what the workload does not have. (What does not exist is not held:
+            freeing it changes nothing.)
     """
     match call:
         case Check(request_id, input_id):

@@ -73,7 +73,12 @@ def traces(draw: st.DrawFn) -> Trace:
     numbers = st.integers(0, 9)
     calls: st.SearchStrategy[Call] = st.one_of(
         places.map(lambda place: Check(*place)),
-        st.builds(lambda place, budget, promised: CanAllocate(*place, budget, promised), places, numbers, numbers),
+        st.builds(
+            lambda place, budget, promised: CanAllocate(place[0], place[1], budget, promised),
+            places,
+            numbers,
+            numbers,
+        ),
         places.map(lambda place: Allocate(*place)),
         places.map(lambda place: FreeInput(*place)),
         request_ids.map(FreeRequest),
@@ -82,7 +87,7 @@ def traces(draw: st.DrawFn) -> Trace:
         st.just(Reset()),
     )
     taken: st.SearchStrategy[CallerStep] = st.one_of(
-        st.builds(lambda place, outcome: Admit(*place, outcome), places, st.sampled_from(Outcome)),
+        st.builds(lambda place, outcome: Admit(place[0], place[1], outcome), places, st.sampled_from(Outcome)),
         places.map(lambda place: Processed(*place)),
         request_ids.map(Preempt),
         request_ids.map(Finish),
