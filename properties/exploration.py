@@ -2,23 +2,35 @@
 
 Breadth first, so that the first counterexample to a property is its shortest. For each workload the explorer
 walks the positions of the discipline; each call that a reference state allows is made once of the
-implementation, brought there by copying it, and judged. What one call did is remembered: when another move
-leads through the same state and call, nothing new could be seen. (States are the same if the judge's key is
-the same: the reference state, and whatever the target shows that differs from it.)
+implementation, brought there by copying it, and judged. Two states are the same if the judge's key is the
+same: the reference state, and whatever the target shows that differs from it.
+
+- Under the caller discipline many steps lead through the same state and call. What a call did is remembered,
+  since making it again could show nothing new.
+- Under the open discipline most calls change nothing, so one copy serves for a run of them, and is copied
+  afresh only after a call that changed something. Should a call that seemed to change nothing have left a
+  hidden trace, what breaks later is told with that call.
 
 Positions that renaming makes equal count once. How many there are without renaming is computed from the size
 of each one's class, and reported beside.
+
+Workloads are independent of each other, so they are spread over processes; the results are put together in
+the order of the workloads and do not depend on how many processes there were.
 """
 
+import signal
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
-from time import monotonic
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from time import time
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from impl.errors import TargetError
 from impl.target import Shows, Target
+from impl.targets import resolve
 from model.contract import Caller, Position, freedom, moves, script, start, step_of
 from model.operations import Call, Discipline, Move, Result, Step, Trace
 from model.reference import State
@@ -26,7 +38,7 @@ from model.workload import Workload
 from properties.counterexample import Counterexample, replay
 from properties.lockstep import Lockstep, Violation
 from properties.scopes import Scope, WorkloadClass, workload_classes
-from properties.situations import situations_of
+from properties.situations import Situation, situations_of
 from properties.symmetry import Symmetry
 
 ENGINE = "exhaustive"
@@ -62,68 +74,297 @@ class Exploration(Struct, frozen=True):
     seconds: float
 
 
+class Covered(Struct, frozen=True):
+    """What one workload adds to an exploration.
+
+    Attributes:
+        complete: Whether all of it was covered.
+        states: Positions reached, up to renaming.
+        transitions: Moves taken from them.
+        calls: Calls made of the real code and judged.
+        all_states: Positions without renaming, of this workload alone.
+        all_transitions: Moves without renaming, of this workload alone.
+        situations: How often each situation was reached.
+        counterexamples: The shortest ones, for each property one of each shape.
+    """
+
+    complete: bool
+    states: int
+    transitions: int
+    calls: int
+    all_states: int
+    all_transitions: int
+    situations: dict[str, int]
+    counterexamples: tuple[Counterexample, ...]
+
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told after each workload how many are done, of how many."""
+
+
+# --- A scope -----------------------------------------------------------------------------------------------
+
+
+def explore(
+    target: Target,
+    scope: Scope,
+    discipline: Discipline,
+    *,
+    deadline: float | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Exploration:
+    """Explores every workload of a scope.
+
+    Args:
+        target: What to judge.
+        scope: The bounds.
+        discipline: Who makes the calls.
+        deadline: When to stop, on the clock of `time.time`; what was covered by then is reported.
+        progress: Told after each workload.
+        executor: Where to explore workloads side by side (`local_processes`, or one of another machine's):
+            the target is then found by its name over there. None explores them here, one after the other.
+    """
+    classes = workload_classes(scope, discipline)
+    return explore_classes(
+        target,
+        classes,
+        discipline,
+        name=str(scope),
+        deadline=deadline,
+        progress=progress,
+        executor=executor,
+    )
+
+
+def explore_classes(
+    target: Target,
+    classes: Iterable[WorkloadClass],
+    discipline: Discipline,
+    *,
+    name: str,
+    deadline: float | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+    deepest: int | None = None,
+) -> Exploration:
+    """Explores given workloads, to a depth if one is given; see `explore`."""
+    began = time()
+    todo = tuple(classes)
+    done: dict[int, Covered] = {}
+    covering = (
+        _one_by_one(target, todo, discipline, deadline, deepest)
+        if executor is None
+        else _side_by_side(executor, target.name, todo, discipline, deadline, deepest)
+    )
+    try:
+        for number, covered in covering:
+            done[number] = covered
+            if progress is not None:
+                progress(len(done), len(todo))
+    except KeyboardInterrupt:
+        # What was found until now is worth more than the interrupt; the caller sees that it is not all.
+        pass
+    return _put_together(name, discipline, todo, done, time() - began)
+
+
+def _one_by_one(
+    target: Target,
+    todo: tuple[WorkloadClass, ...],
+    discipline: Discipline,
+    deadline: float | None,
+    deepest: int | None,
+) -> Iterator[tuple[int, Covered]]:
+    for number, workload_class in enumerate(todo):
+        covered = cover(target, workload_class.workload, discipline, deadline, deepest)
+        yield number, covered
+        if not covered.complete:
+            return
+
+
+def _side_by_side(
+    executor: Executor,
+    name: str,
+    todo: tuple[WorkloadClass, ...],
+    discipline: Discipline,
+    deadline: float | None,
+    deepest: int | None,
+) -> Iterator[tuple[int, Covered]]:
+    # The large ones come last in the list; begun first, they do not keep one process busy at the end.
+    futures = {
+        executor.submit(cover_named, name, todo[number].workload, discipline, deadline, deepest): number
+        for number in reversed(range(len(todo)))
+    }
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def local_processes(jobs: int) -> ProcessPoolExecutor:
+    """An executor of so many processes of this machine; an interrupt is left to the one that waits for them."""
+    return ProcessPoolExecutor(jobs, initializer=_ignore_interrupts)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@lru_cache(maxsize=8)
+def _resolved(name: str) -> Target:
+    return resolve(name)
+
+
+def cover_named(
+    name: str, workload: Workload, discipline: Discipline, deadline: float | None, deepest: int | None
+) -> Covered:
+    """`cover` for a target that this process finds by its name."""
+    return cover(_resolved(name), workload, discipline, deadline, deepest)
+
+
+def _put_together(
+    name: str,
+    discipline: Discipline,
+    todo: tuple[WorkloadClass, ...],
+    done: dict[int, Covered],
+    seconds: float,
+) -> Exploration:
+    parts = [(todo[number], done[number]) for number in sorted(done)]
+    whole = [one for one in parts if one[1].complete]
+    situations = Counter({one.name: 0 for one in situations_of(discipline)})
+    found = Shortest()
+    for _, covered in parts:
+        situations.update(covered.situations)
+        for counterexample in covered.counterexamples:
+            found.keep(counterexample)
+    return Exploration(
+        name,
+        discipline,
+        len(whole) == len(todo),
+        len(whole),
+        sum(covered.states for _, covered in parts),
+        sum(covered.transitions for _, covered in parts),
+        sum(covered.calls for _, covered in parts),
+        (
+            sum(workload_class.members for workload_class, _ in whole),
+            sum(workload_class.members * covered.all_states for workload_class, covered in parts),
+            sum(workload_class.members * covered.all_transitions for workload_class, covered in parts),
+        ),
+        dict(situations),
+        found.kept(),
+        seconds,
+    )
+
+
+class Shortest:
+    """Keeps for each property its shortest counterexamples, one of each shape."""
+
+    def __init__(self) -> None:
+        self._length: dict[str, int] = {}
+        self._kept: dict[tuple[str, ...], Counterexample] = {}
+
+    def admits(self, broken: str, length: int) -> bool:
+        """Whether a counterexample of this length could be kept."""
+        return length <= self._length.get(broken, length)
+
+    def keep(self, offered: Counterexample) -> None:
+        """Takes a counterexample if it is shorter, or of a new shape, or smaller than its like."""
+        broken, length = offered.violation.property, len(offered.trace)
+        if not self.admits(broken, length):
+            return
+        if length < self._length.get(broken, length + 1):
+            self._length[broken] = length
+            self._kept = {shape: one for shape, one in self._kept.items() if one.violation.property != broken}
+        like = self._kept.get(offered.shape)
+        if like is None or offered.size < like.size:
+            self._kept[offered.shape] = offered
+
+    def kept(self) -> tuple[Counterexample, ...]:
+        """What was kept, by property and size."""
+        return tuple(sorted(self._kept.values(), key=lambda one: (one.violation.property, one.size)))
+
+
+# --- One workload ------------------------------------------------------------------------------------------
+
+
 class _Edge(Struct, frozen=True):
-    """What one call did in one state: where it led, or what it broke."""
+    """What one call did in one state: where it led, or what it broke.
+
+    `before` holds calls that were made in the same state just before and seemed to change nothing, but without
+    which the violation does not come.
+    """
 
     node: int
     answer: Result
     situations: tuple[str, ...]
     violation: Violation | None = None
+    before: tuple[Call, ...] = ()
 
 
-class _Executed:
+class _Code:
     """The real code's own graph: judged states as nodes, each with a judge that stands there."""
 
     def __init__(self, target: Target, workload: Workload, discipline: Discipline) -> None:
-        self._of_call = [(one.name, one.of_call) for one in situations_of(discipline) if one.of_call]
+        self._remembers = discipline is Discipline.CALLER
+        self._of_call = _by_kind(situations_of(discipline))
         root = Lockstep(target, workload)
         self._judges = [root]
         self._index: dict[Hashable, int] = {root.key: 0}
         self._edges: dict[tuple[int, Call], _Edge] = {}
+        self._copy: Lockstep | None = None
+        self._copy_of = -1
+        self._idle: list[Call] = []
         self.states: list[State] = [root.state]
         self.in_accord: list[bool] = [root.in_accord]
-
-    @property
-    def calls(self) -> int:
-        return len(self._edges)
+        self.calls = 0
 
     def edge(self, node: int, call: Call) -> _Edge:
-        """What the call does there, made of the real code the first time it is asked."""
+        """What a call does in a state."""
+        if not self._remembers:
+            return self._make(node, call)
         known = self._edges.get((node, call))
         if known is None:
             known = self._edges[node, call] = self._make(node, call)
         return known
 
-    def take(
-        self, node: int, position: Position, move: Move, reached: Counter[str]
-    ) -> tuple[int, tuple[Call, ...], Caller | None, Violation | None]:
-        """Carries out a move: where it led, its calls, the caller after it, and what it broke."""
-        running = script(position, move)
-        calls: list[Call] = []
-        answer: Result = None
-        while True:
-            try:
-                call = running.send(answer) if calls else next(running)
-            except StopIteration as stop:
-                return node, tuple(calls), stop.value, None
-            edge = self.edge(node, call)
-            calls.append(call)
-            if edge.violation is not None:
-                return node, tuple(calls), None, edge.violation
-            if edge.situations:
-                reached.update(edge.situations)
-            node, answer = edge.node, edge.answer
-
     def _make(self, node: int, call: Call) -> _Edge:
-        judge = self._judges[node].fork()
-        before = judge.state
+        self.calls += 1
+        judge = self._standing_in(node)
+        before = self.states[node]
         violation = judge.apply(call)
         if violation is not None:
+            self._copy = None
             judge.close()
-            return _Edge(-1, None, (), violation)
+            return self._broken(node, call, violation)
         assert judge.last is not None
-        reached = tuple([name for name, is_it in self._of_call if is_it(before, call, judge.state)])
+        predicates = self._of_call.get(type(call), ())
+        reached = tuple([one.name for one in predicates if one.of_call(before, call, judge.state)])  # type: ignore[misc]
+        if not self._remembers and judge.in_accord and self.in_accord[node] and judge.state == before:
+            self._idle.append(call)
+            return _Edge(node, judge.last.expected, reached)
+        self._copy = None
         return _Edge(self._node(judge), judge.last.expected, reached)
+
+    def _standing_in(self, node: int) -> Lockstep:
+        """A judge in that state that may be used up."""
+        if self._copy is None or self._copy_of != node:
+            if self._copy is not None:
+                self._copy.close()
+            self._copy, self._copy_of, self._idle = self._judges[node].fork(), node, []
+        return self._copy
+
+    def _broken(self, node: int, call: Call, violation: Violation) -> _Edge:
+        """A violation, with the calls before it if it does not come without them."""
+        idle = tuple(self._idle)
+        if idle:
+            judge = self._judges[node].fork()
+            alone = judge.apply(call)
+            judge.close()
+            if alone is not None and alone.property == violation.property:
+                idle = ()
+        return _Edge(-1, None, (), violation, idle)
 
     def _node(self, judge: Lockstep) -> int:
         node = self._index.setdefault(judge.key, len(self._judges))
@@ -135,16 +376,51 @@ class _Executed:
             judge.close()
         return node
 
+    def take(self, node: int, position: Position, move: Move, reached: Counter[str]) -> "_Taken":
+        """Carries out a move."""
+        running = script(position, move)
+        calls: list[Call] = []
+        answer: Result = None
+        while True:
+            try:
+                call = running.send(answer) if calls else next(running)
+            except StopIteration as stop:
+                return _Taken(node, tuple(calls), stop.value)
+            edge = self.edge(node, call)
+            calls.append(call)
+            if edge.violation is not None:
+                return _Taken(node, tuple(calls), None, edge)
+            if edge.situations:
+                reached.update(edge.situations)
+            node, answer = edge.node, edge.answer
+
     def close(self) -> None:
+        """Gives back what the sessions occupy."""
         for judge in self._judges:
             judge.close()
+        if self._copy is not None:
+            self._copy.close()
+
+
+class _Taken(Struct, frozen=True):
+    """Where a move led, its calls, the caller after it, and the call that broke something."""
+
+    node: int
+    calls: tuple[Call, ...]
+    caller: Caller | None
+    broken: _Edge | None = None
+
+
+def _by_kind(situations: tuple[Situation, ...]) -> dict[type, tuple[Situation, ...]]:
+    kinds = {kind for one in situations for kind in one.kinds}
+    return {kind: tuple(one for one in situations if kind in one.kinds) for kind in kinds}
 
 
 class _Identity:
     """What makes two positions the same."""
 
-    def __init__(self, executed: _Executed, target: Target, symmetry: Symmetry) -> None:
-        self._executed = executed
+    def __init__(self, code: _Code, target: Target, symmetry: Symmetry) -> None:
+        self._code = code
         self._symmetry = symmetry
         self._shown = target.shows is Shows.INTERNALS
 
@@ -154,141 +430,28 @@ class _Identity:
         Renaming is trusted only where the target shows its internals and they are the reference's: what is
         hidden, or differs, need not be symmetric.
         """
-        if self._shown and self._executed.in_accord[node]:
+        if self._shown and self._code.in_accord[node]:
             return self._symmetry.canonical(position)
         return (node, position.caller), 1
 
 
-class _Found:
-    """The shortest counterexamples so far: for each property one of each shape."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._shortest: dict[str, int] = {}
-        self._kept: dict[tuple[str, ...], Counterexample] = {}
-
-    def offer(
-        self, workload: Workload, discipline: Discipline, steps: tuple[Step, ...], violation: Violation
-    ) -> None:
-        length = len(steps)
-        if length > self._shortest.get(violation.property, length):
-            return
-        offered = self._replayed(Trace(workload, discipline, steps), violation)
-        if length < self._shortest.get(violation.property, length + 1):
-            self._shortest[violation.property] = length
-            self._kept = {
-                shape: kept for shape, kept in self._kept.items() if kept.violation.property != violation.property
-            }
-        kept = self._kept.get(offered.shape)
-        if kept is None or offered.size < kept.size:
-            self._kept[offered.shape] = offered
-
-    def _replayed(self, trace: Trace, violation: Violation) -> Counterexample:
-        """Nothing is shown that a fresh session does not do again."""
-        again = replay(trace, self._target)
-        if again is None or again.property != violation.property:
-            raise TargetError(
-                f"{self._target.name} does not do the same thing twice: {violation.property} broke on a copy of "
-                f"its manager and not on a fresh one; it is random, or keeps state outside of the manager object"
-            )
-        return Counterexample(trace, again, self._target.name, ENGINE)
-
-    def shortest(self) -> tuple[Counterexample, ...]:
-        return tuple(sorted(self._kept.values(), key=lambda one: (one.violation.property, one.size)))
-
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Told after each workload how many are done, of how many."""
-
-
-class _Tally:
-    """Sums over workloads."""
-
-    def __init__(self, discipline: Discipline) -> None:
-        self.workloads = self.states = self.transitions = self.calls = 0
-        self.all_workloads = self.all_states = self.all_transitions = 0
-        self.situations = Counter({one.name: 0 for one in situations_of(discipline)})
-
-
-def explore(
-    target: Target,
-    scope: Scope,
-    discipline: Discipline,
-    *,
-    deadline: float | None = None,
-    progress: Progress | None = None,
-) -> Exploration:
-    """Explores every workload of a scope.
-
-    Args:
-        target: What to judge.
-        scope: The bounds.
-        discipline: Who makes the calls.
-        deadline: When to stop, on the clock of `time.monotonic`; what was covered by then is reported.
-        progress: Told after each workload.
-    """
-    classes = workload_classes(scope, discipline)
-    return explore_classes(target, classes, discipline, name=str(scope), deadline=deadline, progress=progress)
-
-
-def explore_classes(
-    target: Target,
-    classes: Iterable[WorkloadClass],
-    discipline: Discipline,
-    *,
-    name: str,
-    deadline: float | None = None,
-    progress: Progress | None = None,
-    deepest: int | None = None,
-) -> Exploration:
-    """Explores given workloads, to a depth if one is given; see `explore`."""
-    began = monotonic()
-    tally, found = _Tally(discipline), _Found(target)
-    complete = True
-    todo = tuple(classes)
-    try:
-        for number, workload_class in enumerate(todo, start=1):
-            complete = _explore_workload(target, workload_class, discipline, tally, found, deadline, deepest)
-            if not complete:
-                break
-            if progress is not None:
-                progress(number, len(todo))
-    except KeyboardInterrupt:
-        # What was found until now is worth more than the interrupt; the caller sees that it is not all.
-        complete = False
-    return Exploration(
-        name,
-        discipline,
-        complete,
-        tally.workloads,
-        tally.states,
-        tally.transitions,
-        tally.calls,
-        (tally.all_workloads, tally.all_states, tally.all_transitions),
-        dict(tally.situations),
-        found.shortest(),
-        monotonic() - began,
-    )
-
-
 _Path: TypeAlias = tuple["_Path", Step] | None
-"""How a position was reached, last move outermost."""
+"""How a position was reached, last step outermost."""
 
 
-def _explore_workload(
+def cover(
     target: Target,
-    workload_class: WorkloadClass,
+    workload: Workload,
     discipline: Discipline,
-    tally: _Tally,
-    found: _Found,
-    deadline: float | None,
-    deepest: int | None,
-) -> bool:
-    """Adds one workload to the sums; False if time ran out on the way."""
-    workload, members = workload_class.workload, workload_class.members
-    executed = _Executed(target, workload, discipline)
-    identity = _Identity(executed, target, Symmetry(workload, discipline))
+    deadline: float | None = None,
+    deepest: int | None = None,
+) -> Covered:
+    """Explores one workload, to a depth if one is given, until the deadline if there is one."""
+    code = _Code(target, workload, discipline)
+    identity = _Identity(code, target, Symmetry(workload, discipline))
     of_step = [(one.name, one.of_step) for one in situations_of(discipline) if one.of_step]
+    situations: Counter[str] = Counter()
+    found = Shortest()
     allowed: dict[Hashable, list[Move]] = {}
 
     first = start(workload, discipline)
@@ -311,36 +474,45 @@ def _explore_workload(
         transitions += len(choices)
         all_transitions += variants * len(choices)
         for move in choices:
-            reached, calls, caller, violation = executed.take(node, position, move, tally.situations)
-            if violation is not None:
-                found.offer(workload, discipline, _unrolled((path, step_of(move, calls))), violation)
+            taken = code.take(node, position, move, situations)
+            if taken.broken is not None:
+                _offer(found, target, Trace(workload, discipline, ()), path, move, taken)
                 continue
             for name, is_it in of_step:
-                if is_it(position, move, calls):
-                    tally.situations[name] += 1
-            if (reached, caller) in met:
+                if is_it(position, move, taken.calls):
+                    situations[name] += 1
+            if (taken.node, taken.caller) in met:
                 continue
-            met.add((reached, caller))
-            following = Position(executed.states[reached], caller)
-            key, size = identity.of(reached, following)
+            met.add((taken.node, taken.caller))
+            following = Position(code.states[taken.node], taken.caller)
+            key, size = identity.of(taken.node, following)
             if key not in seen:
                 seen.add(key)
-                queue.append((reached, following, size, depth + 1, (path, step_of(move, calls))))
-        in_time = deadline is None or monotonic() < deadline
-    tally.workloads += in_time
-    tally.states += states
-    tally.transitions += transitions
-    tally.calls += executed.calls
-    tally.all_workloads += members * in_time
-    tally.all_states += members * all_states
-    tally.all_transitions += members * all_transitions
-    executed.close()
-    return in_time
+                queue.append((taken.node, following, size, depth + 1, (path, step_of(move, taken.calls))))
+        in_time = deadline is None or time() < deadline
+    code.close()
+    return Covered(
+        in_time, states, transitions, code.calls, all_states, all_transitions, dict(situations), found.kept()
+    )
 
 
-def _unrolled(path: _Path) -> tuple[Step, ...]:
-    taken: list[Step] = []
+def _offer(found: Shortest, target: Target, empty: Trace, path: _Path, move: Move, taken: _Taken) -> None:
+    """Offers a violation, once a fresh session has shown it again."""
+    assert taken.broken is not None
+    assert taken.broken.violation is not None
+    broken = taken.broken.violation.property
+    steps = [step_of(move, taken.calls)]
+    steps += [Step((call,)) for call in reversed(taken.broken.before)]
     while path is not None:
         path, step = path
-        taken.append(step)
-    return tuple(reversed(taken))
+        steps.append(step)
+    if not found.admits(broken, len(steps)):
+        return
+    trace = Trace(empty.workload, empty.discipline, tuple(reversed(steps)))
+    again = replay(trace, target)
+    if again is None or again.property != broken:
+        raise TargetError(
+            f"{target.name} does not do the same thing twice: {broken} broke on a copy of its manager and not on "
+            f"a fresh one; it is random, or keeps state outside of the manager object"
+        )
+    found.keep(Counterexample(trace, again, target.name, ENGINE))

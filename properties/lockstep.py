@@ -10,8 +10,8 @@ A difference need not break a property. An implementation that keeps a queue in 
 when it evicts. Such a deviation is remembered, since two states that differ in it are not the same state.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cache, lru_cache, partial
 
 from msgspec import Struct
 
@@ -74,9 +74,9 @@ class Lockstep:
         "_calls_made",
         "_deviation",
         "_forgotten",
-        "_keeps_listed",
         "_lists_inputs",
         "_past",
+        "_portrait",
         "_possible",
         "_session",
         "_target",
@@ -92,7 +92,8 @@ class Lockstep:
         self._by_membership = MEMBERSHIP_ERA in target.era
         shown = self._session.observe()
         self._lists_inputs = shown.inputs is not None
-        self._keeps_listed = shown.internals is not None and shown.internals.listed is not None
+        keeps_listed = shown.internals is not None and shown.internals.listed is not None
+        self._portrait = _portraits(target.shows, self._lists_inputs, self._by_membership, keeps_listed)
         self._possible: tuple[State, ...] = (initial(workload),)
         self._deviation: Hashable = None
         self._after_drain = False
@@ -125,8 +126,11 @@ class Lockstep:
     def fork(self) -> "Lockstep":
         """An independent judge in the same situation; copied where possible, else by making the calls again."""
         twin = object.__new__(Lockstep)
-        for slot in Lockstep.__slots__:
-            setattr(twin, slot, getattr(self, slot))
+        twin._target, twin._workload, twin._portrait = self._target, self._workload, self._portrait
+        twin._by_membership, twin._lists_inputs = self._by_membership, self._lists_inputs
+        twin._possible, twin._deviation = self._possible, self._deviation
+        twin._after_drain, twin._forgotten = self._after_drain, self._forgotten
+        twin._past, twin._calls_made, twin.last = self._past, self._calls_made, self.last
         try:
             twin._session = self._session.fork()
         except CannotForkError:
@@ -166,42 +170,65 @@ class Lockstep:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an implementation raises is its crash
             return self._violation(NO_CRASH.name, call, "an answer", f"it raised {in_words(error)}")
 
-        futures = [
-            (before, after, self._expected(after, call, answer))
+        futures = self._futures(call)
+        exact = [
+            (after, expected)
+            for _, after, expected in futures
+            if observed == expected and shown == self._portrait(after)
+        ]
+        if exact:
+            self._settle(call, exact, observed, shown, None)
+            return None
+
+        moments = [self._moment(*future, call, observed, shown) for future in futures]
+        breaches = [first_broken(moment) for moment in moments]
+        unbroken = [
+            (moment.after, moment.expected)
+            for moment, breach in zip(moments, breaches, strict=True)
+            if breach is None
+        ]
+        if unbroken:
+            self._settle(call, unbroken, observed, shown, _frozen(shown))
+            return None
+        assert breaches[0] is not None
+        which, difference = breaches[0]
+        return self._violation(which.name, call, difference.expected, difference.observed)
+
+    def _futures(self, call: Call) -> list[tuple[State, State, Result]]:
+        """All that the reference allows the call to do: state before, state after, answer."""
+        return [
+            (before, after, self._listed(after, call.request_id) if isinstance(call, CachedIds) else answer)
             for before in self._possible
             for after, answer in outcomes(before, call)
         ]
-        exact = [future for future in futures if observed == future[2] and shown == self._portrait(future[1])]
-        unbroken = exact
-        if not exact:
-            moments = [self._moment(*future, call, observed, shown) for future in futures]
-            breaches = [first_broken(moment) for moment in moments]
-            unbroken = [future for future, breach in zip(futures, breaches, strict=True) if breach is None]
-            if not unbroken:
-                assert breaches[0] is not None
-                which, difference = breaches[0]
-                return self._violation(which.name, call, difference.expected, difference.observed)
 
-        self._deviation = None if exact else _frozen(shown)
+    def _listed(self, state: State, request_id: str) -> Result:
+        """The reference's answer to a query, by the rule of the target's era; None if it cannot be asked."""
+        return _listed(state, request_id, self._by_membership) if self._lists_inputs else None
+
+    def _settle(
+        self,
+        call: Call,
+        unbroken: list[tuple[State, Result]],
+        observed: Result,
+        shown: Observation,
+        deviation: Hashable,
+    ) -> None:
+        """Goes on from what the call can have been."""
         if isinstance(call, Reset):
             self._forgotten = self._forgotten.union(*(before.evicted for before in self._possible))
         elif isinstance(call, Drain):
             self._forgotten = frozenset()
         self._after_drain = isinstance(call, Drain)
-        self._possible = tuple(dict.fromkeys([after for _, after, _ in unbroken]))
-        self.last = Answer(unbroken[0][2], observed, shown)
-        return None
+        self._deviation = deviation
+        if len(unbroken) == 1:
+            self._possible = (unbroken[0][0],)
+        else:
+            self._possible = tuple(dict.fromkeys([after for after, _ in unbroken]))
+        self.last = Answer(unbroken[0][1], observed, shown)
 
     def _violation(self, name: str, call: Call, expected: str, observed: str) -> Violation:
         return Violation(name, self._calls_made - 1, call, expected, observed)
-
-    def _expected(self, after: State, call: Call, answer: Result) -> Result:
-        """The reference's answer, by the rule of the target's era."""
-        if isinstance(call, CachedIds):
-            if not self._lists_inputs:
-                return None
-            return _listed(after, call.request_id, self._by_membership)
-        return answer
 
     def _moment(
         self,
@@ -215,10 +242,6 @@ class Lockstep:
         inputs = self._portrait(after).inputs
         return Moment(before, after, call, expected, observed, shown, inputs, self._after_drain, self._forgotten)
 
-    def _portrait(self, state: State) -> Observation:
-        """What the target would show if it were exactly in a reference state."""
-        return _portrait(state, self._target.shows, self._lists_inputs, self._by_membership, self._keeps_listed)
-
 
 def _listed(state: State, request_id: str, by_membership: bool) -> frozenset[int]:
     if not by_membership:
@@ -227,9 +250,23 @@ def _listed(state: State, request_id: str, by_membership: bool) -> frozenset[int
     return frozenset([input_id for input_id, item in enumerate(items) if state.embeds_of(item.mm_hash)])
 
 
-@lru_cache(maxsize=1 << 14)
+@cache
+def _portraits(
+    shows: Shows, lists_inputs: bool, by_membership: bool, keeps_listed: bool
+) -> Callable[[State], Observation]:
+    """What such a target would show if it were exactly in a reference state, as a function of the state."""
+    of_state = partial(
+        _portrait,
+        shows=shows,
+        lists_inputs=lists_inputs,
+        by_membership=by_membership,
+        keeps_listed=keeps_listed,
+    )
+    return lru_cache(maxsize=1 << 14)(of_state)
+
+
 def _portrait(
-    state: State, shows: Shows, lists_inputs: bool, by_membership: bool, keeps_listed: bool
+    state: State, *, shows: Shows, lists_inputs: bool, by_membership: bool, keeps_listed: bool
 ) -> Observation:
     inputs = None
     if lists_inputs:

@@ -9,7 +9,7 @@ whether anything shorter exists there (`shortest`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
+from time import time
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -80,7 +80,7 @@ def shortest(counterexample: Counterexample, target: Target) -> Counterexample:
     that is left, are searched breadth first for something shorter, for a second at most.
     """
     best = minimize(counterexample, target)
-    deadline = monotonic() + 1
+    deadline = time() + 1
     small = workload_classes(_small_scope(best.trace.workload), best.trace.discipline)
     best = _shorter(best, small, target, deadline)
     return _shorter(best, [WorkloadClass(best.trace.workload, 1)], target, deadline)

@@ -34,13 +34,15 @@ class Situation(Struct, frozen=True):
         name: Its name in reports.
         sentence: What happens.
         disciplines: Where it can happen at all.
-        of_call: Whether a call is it: (state before, call, state after).
+        kinds: The calls that can be it; empty if a whole step decides.
+        of_call: Whether such a call is it: (state before, call, state after).
         of_step: Whether a step of the caller is it: (position before, step, its calls).
     """
 
     name: str
     sentence: str
     disciplines: tuple[Discipline, ...]
+    kinds: tuple[type, ...] = ()
     of_call: Callable[[State, Call, State], bool] | None = None
     of_step: Callable[[Position, Move, tuple[Call, ...]], bool] | None = None
 
@@ -112,54 +114,63 @@ SITUATIONS: tuple[Situation, ...] = (
         "readmitted-before-drain",
         "an entry is evicted and admitted again before the drain",
         BOTH,
+        kinds=(Allocate,),
         of_call=_readmitted,
     ),
     Situation(
         "first-occurrence-freed",
         "an occurrence is freed while the same request still holds another one of its hash",
         BOTH,
+        kinds=(FreeInput,),
         of_call=_first_freed,
     ),
     Situation(
         "hit-on-evictable",
         "a hit takes an entry out of the evictable queue",
         BOTH,
+        kinds=(Check,),
         of_call=_hit_on_evictable,
     ),
     Situation(
         "two-evicted-for-one",
         "two entries are evicted to make room for one item",
         BOTH,
+        kinds=(CanAllocate,),
         of_call=_two_for_one,
     ),
     Situation(
         "evicted-twice",
         "a hash is evicted a second time before the drain",
         BOTH,
+        kinds=(CanAllocate,),
         of_call=_evicted_twice,
     ),
     Situation(
         "refused-by-budget",
         "an item is refused for lack of compute budget",
         BOTH,
+        kinds=(CanAllocate,),
         of_call=_refused_by_budget,
     ),
     Situation(
         "refused-by-capacity",
         "an item is refused because held entries leave no room for it",
         BOTH,
+        kinds=(CanAllocate,),
         of_call=_refused_by_capacity,
     ),
     Situation(
         "several-freed-at-once",
         "one free of a request makes several entries evictable",
         BOTH,
+        kinds=(FreeRequest,),
         of_call=_several_freed_at_once,
     ),
     Situation(
         "reset-with-pending",
         "a reset withdraws evictions that no drain has reported (a scheduler drains before)",
         (Discipline.OPEN,),
+        kinds=(Reset,),
         of_call=_reset_with_pending,
     ),
     Situation(

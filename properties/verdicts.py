@@ -8,7 +8,7 @@ observable`, and a documented difference of its time is `era`. Unknown is never 
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
-from time import monotonic
+from time import time
 
 from hypothesis import settings
 from msgspec import Struct
@@ -126,7 +126,7 @@ class _Attack:
         self._target = target
         self._question = question
         self._announce = announce
-        self._began = monotonic()
+        self._began = time()
         self._deadline = None if question.seconds is None else self._began + question.seconds
         self._found: dict[tuple[str, ...], Counterexample] = {}
         self._explorations: list[Exploration] = []
@@ -139,7 +139,7 @@ class _Attack:
         for scope in growing(self._question.scope):
             if not self._explore(scope):
                 return
-        if self._deadline is None or monotonic() < self._deadline:
+        if self._deadline is None or time() < self._deadline:
             self._walk()
             self._complete = True
 
@@ -201,7 +201,7 @@ class _Attack:
             tuple(self._corpus),
             self._hunt,
             self._complete,
-            monotonic() - self._began,
+            time() - self._began,
         )
 
     def _verdict(self, asked: Property) -> Verdict:
