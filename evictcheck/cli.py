@@ -1,8 +1,10 @@
 """The command line."""
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +23,7 @@ from impl.target import Target
 from impl.targets import FORMS, resolve
 from model.errors import EvictcheckError
 from model.operations import Discipline
+from properties.exploration import local_processes
 from properties.invariants import MANAGER_PROPERTIES
 from properties.scopes import DEFAULT_SCOPE, parse_scope
 from properties.verdicts import Announce, Outcome, Question, Report, judge, property_named
@@ -84,6 +87,9 @@ def check(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Where counterexamples go: trace, pytest file, ITF.")
     ] = Path("evictcheck-out"),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that explore side by side. Default: one a core.")
+    ] = None,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Leave out the engine level (scheduler and worker).")
     ] = False,
@@ -104,16 +110,17 @@ def check(
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
-    for target in resolved:
-        with _progress(target.name) as announce:
-            report = judge(target, question, announce)
-        files = _show_report(console, report, target, out)
-        documents.append(report_json(report, files))
-        codes.append(_exit_code(console, report, known))
-        if json_file is not None:
-            write_whole(json_file, _json({"format": REPORT_FORMAT, "reports": documents}))
-        if _interrupted(report):
-            break
+    with _processes(jobs) as executor:
+        for target in resolved:
+            with _progress(target.name) as announce:
+                report = judge(target, question, announce, executor)
+            files = _show_report(console, report, target, out)
+            documents.append(report_json(report, files))
+            codes.append(_exit_code(console, report, known))
+            if json_file is not None:
+                write_whole(json_file, _json({"format": REPORT_FORMAT, "reports": documents}))
+            if _interrupted(report):
+                break
     raise typer.Exit(max(codes, key=(0, 3, 2, 1).index))
 
 
@@ -150,6 +157,12 @@ def _exit_code(console: Console, report: Report, known: tuple[str, ...]) -> int:
 
 def _interrupted(report: Report) -> bool:
     return not report.complete and (report.question.seconds is None or report.seconds < report.question.seconds)
+
+
+def _processes(jobs: int | None) -> AbstractContextManager[Executor | None]:
+    """As many processes as were asked for, or one a core; a single one is this one."""
+    count = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    return local_processes(count) if count > 1 else nullcontext()
 
 
 @contextmanager

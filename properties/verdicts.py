@@ -6,6 +6,7 @@ observable`, and a documented difference of its time is `era`. Unknown is never 
 """
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
 from time import time
@@ -122,8 +123,9 @@ Announce = Callable[[str, int, int], None]
 class _Attack:
     """One target under attack; keeps what is known so far, so that an interrupt loses nothing."""
 
-    def __init__(self, target: Target, question: Question, announce: Announce) -> None:
+    def __init__(self, target: Target, question: Question, announce: Announce, executor: Executor | None) -> None:
         self._target = target
+        self._executor = executor
         self._question = question
         self._announce = announce
         self._began = time()
@@ -161,6 +163,7 @@ class _Attack:
             self._question.discipline,
             deadline=self._deadline,
             progress=lambda done, total: self._announce(f"exploring {scope}", done, total),
+            executor=self._executor,
         )
         self._explorations.append(exploration)
         for counterexample in exploration.counterexamples:
@@ -236,9 +239,16 @@ class _Attack:
         return ", ".join(parts) or "nothing that was run"
 
 
-def judge(target: Target, question: Question, announce: Announce) -> Report:
-    """Attacks a target in order. An interrupt (Ctrl-C) ends it early, with what was found until then."""
-    attack = _Attack(target, question, announce)
+def judge(target: Target, question: Question, announce: Announce, executor: Executor | None = None) -> Report:
+    """Attacks a target in order. An interrupt (Ctrl-C) ends it early, with what was found until then.
+
+    Args:
+        target: What to judge.
+        question: What is asked of it.
+        announce: Told what is going on.
+        executor: Where to explore workloads side by side; None explores them here.
+    """
+    attack = _Attack(target, question, announce, executor)
     with suppress(KeyboardInterrupt):
         attack.run()
     return attack.report()
