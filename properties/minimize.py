@@ -1,14 +1,15 @@
 """Shrinking a trace: nothing can be left out of the result and the same property still break.
 
 Moves are removed in ever smaller runs, then requests, inputs, embeds of items, capacity, budget, and what a
-move may do less of, until no single change is possible any more. A move that is no longer legal after a change
-is dropped with it, so every trace on the way is legal. Deterministic.
+move may do less of, until no single change is possible any more and no two moves can go together. A move that
+is no longer legal after a change is dropped with it, so every trace on the way is legal. Deterministic.
 
 The result is locally minimal. What is left is small, so breadth-first search over its workload then tells
 whether anything shorter exists there (`shortest`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from time import time
 from typing import TypeAlias
 
@@ -73,14 +74,14 @@ def minimize(counterexample: Counterexample, target: Target) -> Counterexample:
     return replace(counterexample, trace=best.trace, violation=best.violation)
 
 
-def shortest(counterexample: Counterexample, target: Target) -> Counterexample:
+def shortest(counterexample: Counterexample, target: Target, *, seconds: float = 1.0) -> Counterexample:
     """A minimised counterexample to the same property that is as short as a short search can make it.
 
     Removing things from one trace can end where only another story is shorter. So small workloads, and the one
     that is left, are searched breadth first for something shorter, for a second at most.
     """
     best = minimize(counterexample, target)
-    deadline = time() + 1
+    deadline = time() + seconds
     small = workload_classes(_small_scope(best.trace.workload), best.trace.discipline)
     best = _shorter(best, small, target, deadline)
     return _shorter(best, [WorkloadClass(best.trace.workload, 1)], target, deadline)
@@ -169,7 +170,7 @@ def _one_smaller(best: _Attempt, attempt: Try) -> _Attempt | None:
 
 
 def _smaller(workload: Workload, choices: tuple[Move, ...]) -> Iterator[tuple[Workload, tuple[Move, ...]]]:
-    """Every single change that leaves something out."""
+    """Every single change that leaves something out, and every two moves."""
     for place in range(len(choices)):
         yield workload, choices[:place] + choices[place + 1 :]
     for request in workload.requests:
@@ -182,6 +183,9 @@ def _smaller(workload: Workload, choices: tuple[Move, ...]) -> Iterator[tuple[Wo
     for place, move in enumerate(choices):
         for less in _lesser(move):
             yield workload, (*choices[:place], less, *choices[place + 1 :])
+    # Last, since there are many: what was there to make up for each other leaves only together.
+    for first, second in combinations(range(len(choices)), 2):
+        yield workload, choices[:first] + choices[first + 1 : second] + choices[second + 1 :]
 
 
 def _without_request(
