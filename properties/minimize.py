@@ -78,7 +78,12 @@ def shortest(counterexample: Counterexample, target: Target, *, seconds: float =
     """A minimised counterexample to the same property that is as short as a short search can make it.
 
     Removing things from one trace can end where only another story is shorter. So small workloads, and the one
-    that is left, are searched breadth first for something shorter, for a second at most.
+    that is left, are searched breadth first for something shorter.
+
+    Args:
+        counterexample: What was found.
+        target: The target that it breaks.
+        seconds: How long the search may take at most; with too few, what was found until then is the answer.
     """
     best = minimize(counterexample, target)
     deadline = time() + seconds
