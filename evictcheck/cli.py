@@ -1,21 +1,16 @@
 """The command line."""
 
-import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_counterexample, write_whole
+from evictcheck.console import processes, progress, stdout_console, write_json
+from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_counterexample
 from evictcheck.report import REPORT_FORMAT, counterexample_table, report_json, show, verdict_table
 from impl import upstream
 from impl.defects import DEFECTS
@@ -23,10 +18,9 @@ from impl.target import Target
 from impl.targets import FORMS, resolve
 from model.errors import EvictcheckError
 from model.operations import Discipline
-from properties.exploration import local_processes
 from properties.invariants import MANAGER_PROPERTIES
 from properties.scopes import DEFAULT_SCOPE, parse_scope
-from properties.verdicts import Announce, Outcome, Question, Report, judge, property_named
+from properties.verdicts import Outcome, Question, Report, judge, property_named
 
 app = typer.Typer(
     help="Find, minimise and rule out invariant violations in encoder-cache managers.",
@@ -107,18 +101,18 @@ def check(
         refuse_unwritable(json_file)
     resolved = [resolve(name) for name in targets or ["port"]]
 
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = stdout_console()
     documents: list[dict[str, Any]] = []
     codes: list[int] = []
-    with _processes(jobs) as executor:
+    with processes(jobs) as executor:
         for target in resolved:
-            with _progress(target.name) as announce:
+            with progress(target.name) as announce:
                 report = judge(target, question, announce, executor)
             files = _show_report(console, report, target, out)
             documents.append(report_json(report, files))
             codes.append(_exit_code(console, report, known))
             if json_file is not None:
-                write_whole(json_file, _json({"format": REPORT_FORMAT, "reports": documents}))
+                write_json(json_file, {"format": REPORT_FORMAT, "reports": documents})
             if _interrupted(report):
                 break
     raise typer.Exit(max(codes, key=(0, 3, 2, 1).index))
@@ -159,34 +153,6 @@ def _interrupted(report: Report) -> bool:
     return not report.complete and (report.question.seconds is None or report.seconds < report.question.seconds)
 
 
-def _processes(jobs: int | None) -> AbstractContextManager[Executor | None]:
-    """As many processes as were asked for, or one a core; a single one is this one."""
-    count = jobs if jobs is not None else len(os.sched_getaffinity(0))
-    return local_processes(count) if count > 1 else nullcontext()
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Announce]:
-    """A progress line on a terminal; silence in a pipe."""
-    console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task(name, total=None)
-
-        def announce(doing: str, done: int, total: int) -> None:
-            progress.update(task, description=f"{name}: {doing}", completed=done, total=total or None)
-
-        yield announce
-
-
 @app.command(name="targets")
 def list_targets(
     json_file: Annotated[
@@ -196,7 +162,7 @@ def list_targets(
     """List what can be named as a target, the seeded defects, and the releases that are cached."""
     if json_file is not None:
         refuse_unwritable(json_file)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = stdout_console()
     forms = Table(title="targets", title_justify="left", box=SIMPLE_HEAD)
     forms.add_column("name", no_wrap=True)
     forms.add_column("what is judged")
@@ -226,11 +192,7 @@ def list_targets(
             ],
             "cached_releases": list(cached),
         }
-        write_whole(json_file, _json(document))
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+        write_json(json_file, document)
 
 
 def main() -> None:
