@@ -14,7 +14,7 @@ evictable queue is a matrix that says which of two entries is older. An entry is
 that are older does not make enough room, which needs no loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -54,6 +54,9 @@ in embeds. Where one hash may have several sizes also `embeds` of a hash (0 unle
 discipline also `running`, `admitted` and `spent` (embeds picked in this pass) of a request; `processed` and
 `granted` of a request and input; `closed`.
 """
+
+Reading: TypeAlias = Callable[[Any], int]
+"""The value of an expression in a model, in embeds or as 0 or 1."""
 
 OPEN_OPERATIONS = ("check", "can_allocate", "allocate", "free_encoder_input", "free", "drain", "reset")
 CALLER_OPERATIONS = ("admit", "preempt", "end-pass", "processed", "finish", "reset-cache")
@@ -301,6 +304,11 @@ class Relation:
         """An amount of embeds."""
         return z3.BitVecVal(value, self._bits)
 
+    @property
+    def sizes(self) -> list[Number]:
+        """The sizes that are the same in every state: none if one hash may have several."""
+        return [] if self.bounds.mixed else list(self._hash_size)
+
     def is_hash(self, request: int, input_id: int, mm_hash: int) -> Bool:
         """Whether an input's item has that hash."""
         return self._is[request][input_id][mm_hash]
@@ -369,29 +377,29 @@ class Relation:
 
     # --- From and to plain values --------------------------------------------------------------------------
 
-    def workload(self, model: z3.ModelRef, names: Sequence[str]) -> Workload:
-        """The workload of a model, with requests r1, r2, ... and the given names of hashes."""
+    def workload(self, read: Reading, names: Sequence[str]) -> Workload:
+        """The workload that was read, with requests r1, r2, ... and the given names of hashes."""
         requests = []
         for r in self._requests:
             items = []
             for i in self._inputs:
-                h = _chosen(model, self._is[r][i])
+                h = _chosen(read, self._is[r][i])
                 size = self._item_size[r][i] if self.bounds.mixed else self._hash_size[h]
-                items.append(Item(names[h], _value(model, size)))
+                items.append(Item(names[h], read(size)))
             requests.append(Request(f"r{r + 1}", tuple(items)))
-        return Workload(_value(model, self.capacity), tuple(requests), _value(model, self.budget))
+        return Workload(read(self.capacity), tuple(requests), read(self.budget))
 
-    def move(self, model: z3.ModelRef, step: Step, workload: Workload) -> Move:
-        """The step that a model takes."""
-        operation = next(name for name, literal in step.operations.items() if _true(model, literal))
-        request = workload.requests[_chosen(model, step.request)]
-        request_id, input_id = request.request_id, _chosen(model, step.input)
+    def move(self, read: Reading, step: Step, workload: Workload) -> Move:
+        """The step that was read."""
+        operation = next(name for name, literal in step.operations.items() if read(literal))
+        request = workload.requests[_chosen(read, step.request)]
+        request_id, input_id = request.request_id, _chosen(read, step.input)
         match operation:
             case "check":
                 return Check(request_id, input_id)
             case "can_allocate":
-                budget = request.items[input_id].embeds - _true(model, step.short)
-                return CanAllocate(request_id, input_id, budget, _value(model, step.promised))
+                budget = request.items[input_id].embeds - read(step.short)
+                return CanAllocate(request_id, input_id, budget, read(step.promised))
             case "allocate":
                 return Allocate(request_id, input_id)
             case "free_encoder_input":
@@ -403,7 +411,7 @@ class Relation:
             case "reset":
                 return Reset()
             case "admit":
-                outcome = next(one for one, literal in step.outcomes.items() if _true(model, literal))
+                outcome = next(one for one, literal in step.outcomes.items() if read(literal))
                 return Admit(request_id, input_id, outcome)
             case "preempt":
                 return Preempt(request_id)
@@ -416,49 +424,47 @@ class Relation:
             case _:
                 return ResetCache()
 
-    def answer(self, model: z3.ModelRef, step: Step, names: Sequence[str]) -> Answer:
+    def answer(self, read: Reading, step: Step, names: Sequence[str]) -> Answer:
         """What the call of a step answers; of an admission the fates of its inputs."""
-        operation = next(name for name, literal in step.operations.items() if _true(model, literal))
+        operation = next(name for name, literal in step.operations.items() if read(literal))
         match operation:
             case "check" | "can_allocate":
-                return _true(model, step.answer)
+                return bool(read(step.answer))
             case "drain" | "end-pass":
-                return frozenset(names[h] for h in self._hashes if _true(model, step.report[h]))
+                return frozenset(names[h] for h in self._hashes if read(step.report[h]))
             case "admit":
-                return tuple(_fate(model, visit) for visit in step.visits)
+                return tuple(_fate(read, visit) for visit in step.visits)
             case _:
                 return None
 
-    def snapshot(self, model: z3.ModelRef, state: State, workload: Workload, names: Sequence[str]) -> Snapshot:
-        """The values that a model gives to a state."""
-        truth = {key for key, part in state.items() if z3.is_bool(part) and _true(model, part)}
+    def snapshot(self, read: Reading, state: State, workload: Workload, names: Sequence[str]) -> Snapshot:
+        """The state that was read."""
+        truth = {key for key, part in state.items() if z3.is_bool(part) and read(part)}
         ids = [request.request_id for request in workload.requests]
         cached = [h for h in self._hashes if ("cached", h) in truth]
         waiting = [h for h in self._hashes if ("evictable", h) in truth]
         # The number of older entries is a place in the queue, if the order is one.
-        queue = sorted(
-            waiting, key=lambda h: sum(_true(model, self.before(state, g, h)) for g in waiting if g != h)
-        )
+        queue = sorted(waiting, key=lambda h: sum(_older(read, state, g, h) for g in waiting if g != h))
         return Snapshot(
-            tuple(sorted((names[h], _value(model, self.embeds(state, h))) for h in cached)),
+            tuple(sorted((names[h], read(self.embeds(state, h))) for h in cached)),
             frozenset((ids[r], i) for r in self._requests for i in self._inputs if ("held", r, i) in truth),
             frozenset(
                 (ids[r], names[h]) for r in self._requests for h in self._hashes if ("refers", r, h) in truth
             ),
             tuple(names[h] for h in queue),
             frozenset(names[h] for h in self._hashes if ("evicted", h) in truth),
-            _value(model, state["free",]),
-            _value(model, state["freeable",]),
-            self._caller_of(model, state, truth) if self._caller else None,
+            read(state["free",]),
+            read(state["freeable",]),
+            self._caller_of(read, state, truth) if self._caller else None,
         )
 
-    def _caller_of(self, model: z3.ModelRef, state: State, truth: set[Key]) -> Caller:
+    def _caller_of(self, read: Reading, state: State, truth: set[Key]) -> Caller:
         seats = tuple(
             Seat(
                 ("running", r) in truth,
                 sum(("processed", r, i) in truth for i in self._inputs),
                 sum(("granted", r, i) in truth for i in self._inputs),
-                _value(model, state["spent", r]) if ("admitted", r) in truth else None,
+                read(state["spent", r]) if ("admitted", r) in truth else None,
             )
             for r in self._requests
         )
@@ -479,35 +485,6 @@ class Relation:
             # A hash that nobody names has a size too; any will do.
             pins += [self._hash_size[h] == self.bounds.sizes[0] for h in self._hashes if names[h] not in used]
         return pins
-
-    def pin_state(self, state: State, snapshot: Snapshot, workload: Workload, names: Sequence[str]) -> list[Bool]:
-        """Literals and equations that hold of that state only."""
-        ids = [request.request_id for request in workload.requests]
-        place = {names.index(mm_hash): number for number, mm_hash in enumerate(snapshot.evictable)}
-        sizes = dict(snapshot.cached)
-        values: dict[Key, bool | int] = {("free",): snapshot.free_slots, ("freeable",): snapshot.freeable_slots}
-        for h in self._hashes:
-            values["cached", h] = names[h] in sizes
-            values["evictable", h] = h in place
-            values["evicted", h] = names[h] in snapshot.evicted
-            values["embeds", h] = sizes.get(names[h], 0)
-            for r in self._requests:
-                values["refers", r, h] = (ids[r], names[h]) in snapshot.refers
-        for g, h in self._pairs:
-            values["older", g, h] = g in place and h in place and place[g] < place[h]
-        for r in self._requests:
-            for i in self._inputs:
-                values["held", r, i] = (ids[r], i) in snapshot.held
-        if snapshot.caller is not None:
-            values["closed",] = snapshot.caller.waiting_closed
-            for r, seat in enumerate(snapshot.caller.seats):
-                values["running", r] = seat.running
-                values["admitted", r] = seat.scheduled is not None
-                values["spent", r] = seat.scheduled or 0
-                for i in self._inputs:
-                    values["processed", r, i] = i < seat.processed
-                    values["granted", r, i] = i < seat.granted
-        return [_pin(part, values[key]) for key, part in state.items()]
 
 
 class _StepMaker:
@@ -1030,27 +1007,27 @@ def _equal(one: State, other: State) -> Bool:
     return z3.And([one[key] == other[key] for key in one])
 
 
-def _pin(part: Any, value: bool | int) -> Bool:
-    if isinstance(value, bool):
-        return part if value else z3.Not(part)
-    return part == value
-
-
 # --- Reading models ----------------------------------------------------------------------------------------
 
 
-def _true(model: z3.ModelRef, literal: Bool) -> bool:
-    return bool(z3.is_true(model.eval(literal, model_completion=True)))
+def reading(model: z3.ModelRef) -> Reading:
+    """The values of a model; what it leaves open is False or 0."""
+
+    def read(part: Any) -> int:
+        value = model.eval(part, model_completion=True)
+        return int(z3.is_true(value)) if z3.is_bool(value) else int(value.as_long())
+
+    return read
 
 
-def _fate(model: z3.ModelRef, visit: Visit) -> str:
-    fates = [name for name in Visit.__struct_fields__ if _true(model, getattr(visit, name))]
+def _older(read: Reading, state: State, g: int, h: int) -> bool:
+    return bool(read(state["older", g, h])) if g < h else not read(state["older", h, g])
+
+
+def _fate(read: Reading, visit: Visit) -> str:
+    fates = [name for name in Visit.__struct_fields__ if read(getattr(visit, name))]
     return fates[0] if fates else "unvisited"
 
 
-def _value(model: z3.ModelRef, number: Number) -> int:
-    return int(model.eval(number, model_completion=True).as_long())
-
-
-def _chosen(model: z3.ModelRef, literals: Sequence[Bool]) -> int:
-    return next(place for place, literal in enumerate(literals) if _true(model, literal))
+def _chosen(read: Reading, literals: Sequence[Bool]) -> int:
+    return next(place for place, literal in enumerate(literals) if read(literal))

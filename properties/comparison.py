@@ -9,10 +9,10 @@ States are walked breadth first through workloads in ascending order of size: th
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import z3
 from msgspec import Struct
@@ -36,7 +36,7 @@ from model.operations import (
     Result,
 )
 from model.reference import State
-from model.relation import Answer, Bounds, Relation, Snapshot, Switches
+from model.relation import Answer, Bounds, Reading, Relation, Snapshot, Switches, Visit
 from model.workload import Workload
 from properties.scopes import Scope, hash_name, workload_classes
 
@@ -218,54 +218,99 @@ def _of_reference(position: Position, switches: Switches) -> dict[Transition, Po
     }
 
 
+class _Packed:
+    """Many expressions as one number, which costs one query of a model instead of one for each of them."""
+
+    def __init__(self, name: str, parts: Sequence[Any]) -> None:
+        fields = [z3.If(part, _BIT[1], _BIT[0]) if z3.is_bool(part) else part for part in parts]
+        joined = z3.Concat(*fields) if len(fields) > 1 else fields[0]
+        self.number = z3.BitVec(name, joined.size())
+        self.definition = self.number == joined
+        self._fields: dict[int, tuple[int, int]] = {}
+        low = 0
+        for part, field in zip(reversed(parts), reversed(fields), strict=True):
+            self._fields[part.get_id()] = (low, (1 << field.size()) - 1)
+            low += field.size()
+
+    def value(self, model: z3.ModelRef) -> int:
+        return int(model.eval(self.number, model_completion=True).as_long())
+
+    def reading(self, packed: int) -> Reading:
+        """Reads the expressions that were packed out of their number."""
+
+        def read(part: Any) -> int:
+            low, mask = self._fields[part.get_id()]
+            return packed >> low & mask
+
+        return read
+
+
+_BIT = (z3.BitVecVal(0, 1), z3.BitVecVal(1, 1))
+
+
 class _OfRelation:
-    """All steps that z3 finds from a given state."""
+    """All steps that z3 finds from a given state of one workload; states are handed around packed."""
 
-    def __init__(self, relation: Relation, names: list[str]) -> None:
+    def __init__(self, relation: Relation, workload: Workload, names: list[str]) -> None:
         self._relation = relation
+        self._workload = workload
         self._names = names
-        self._before, self._after = relation.state("before"), relation.state("after")
-        self._step = relation.step(self._before, self._after, "step")
+        before, self._state = relation.state("before"), relation.state("after")
+        self._step = step = relation.step(before, self._state, "step")
+        sizes = relation.sizes
+        self._before = _Packed("packed-before", [*before.values(), *sizes])
+        self._after = _Packed("packed-after", [*self._state.values(), *sizes])
+        answers = [step.answer, *step.report]
+        answers += [getattr(visit, fate) for visit in step.visits for fate in Visit.__struct_fields__]
+        self._taken = _Packed("packed-step", [*step.arguments, *answers, step.ascending])
+        self._world = [relation.world, *relation.pin_workload(workload, names), self._after.definition]
         self._solver = z3.SolverFor("QF_FD")
-        self._solver.add(relation.world, self._step.constraint)
-        self._parts = [*self._after.values(), *self._step.arguments]
+        self._solver.add(*self._world, step.constraint, self._before.definition, self._taken.definition)
+        self._snapshots: dict[int, Snapshot] = {}
+        self._moves: dict[int, tuple[Move, Answer, bool]] = {}
 
-    def initial(self, workload: Workload) -> list[Snapshot]:
-        """The initial states of the relation: there should be one."""
-        found = []
+    def initial(self) -> dict[int, Snapshot]:
+        """The initial states; there should be one."""
+        found = {}
         solver = z3.SolverFor("QF_FD")
-        solver.add(self._relation.world, self._relation.initial(self._before))
-        solver.add(self._relation.pin_workload(workload, self._names))
+        solver.add(*self._world, self._relation.initial(self._state))
         while solver.check() == z3.sat:
-            model = solver.model()
-            found.append(self._relation.snapshot(model, self._before, workload, self._names))
-            solver.add(z3.Or([part != _value(model, part) for part in self._before.values()]))
+            after = self._after.value(solver.model())
+            found[after] = self._snapshot(after)
+            solver.add(self._after.number != after)
         return found
 
-    def of(self, snapshot: Snapshot, workload: Workload) -> set[Transition]:
-        relation, solver = self._relation, self._solver
-        found = set()
+    def steps(self, before: int) -> dict[Transition, int]:
+        """Every step from a state, with the state after it."""
+        found, solver = {}, self._solver
         solver.push()
-        solver.add(relation.pin_workload(workload, self._names))
-        solver.add(relation.pin_state(self._before, snapshot, workload, self._names))
+        solver.add(self._before.number == before)
         while (verdict := solver.check()) == z3.sat:
             model = solver.model()
-            found.add(
-                Transition(
-                    relation.move(model, self._step, workload),
-                    relation.answer(model, self._step, self._names),
-                    relation.snapshot(model, self._after, workload, self._names),
-                    z3.is_true(model.eval(self._step.ascending, model_completion=True)),
-                )
-            )
-            solver.add(z3.Or([part != _value(model, part) for part in self._parts]))
+            taken, after = self._taken.value(model), self._after.value(model)
+            move, answer, ascending = self._move(taken)
+            found[Transition(move, answer, self._snapshot(after), ascending)] = after
+            solver.add(z3.Or(self._taken.number != taken, self._after.number != after))
         solver.pop()
         assert verdict == z3.unsat, f"z3 gave up on one state: {solver.reason_unknown()}"
         return found
 
+    def _snapshot(self, packed: int) -> Snapshot:
+        known = self._snapshots.get(packed)
+        if known is None:
+            read = self._after.reading(packed)
+            known = self._relation.snapshot(read, self._state, self._workload, self._names)
+            self._snapshots[packed] = known
+        return known
 
-def _value(model: z3.ModelRef, part: z3.ExprRef) -> z3.ExprRef:
-    return model.eval(part, model_completion=True)
+    def _move(self, packed: int) -> tuple[Move, Answer, bool]:
+        known = self._moves.get(packed)
+        if known is None:
+            read = self._taken.reading(packed)
+            move = self._relation.move(read, self._step, self._workload)
+            answer = self._relation.answer(read, self._step, self._names)
+            known = self._moves[packed] = (move, answer, bool(read(self._step.ascending)))
+        return known
 
 
 # --- The comparison ----------------------------------------------------------------------------------------
@@ -327,33 +372,44 @@ def compare(
     """
     began = monotonic()
     relation = relation_class(bounds_of(scope), switches, discipline)
-    of_relation = _OfRelation(relation, hash_names(scope))
     workloads = states = transitions = 0
+    differing: Disagreement | None = None
     for workload_class in workload_classes(scope, discipline):
-        workload = workload_class.workload
+        found = _compare_workload(relation, workload_class.workload, hash_names(scope))
         workloads += 1
-        first = _first(workload, discipline, switches)
-        initial = of_relation.initial(workload)
-        assert initial == [snapshot_of(first)], f"the relation starts in {initial}"
-        met = {first}
-        queue = deque([first])
-        while queue:
-            position = queue.popleft()
-            snapshot = snapshot_of(position)
-            right = _of_reference(position, switches)
-            seen = of_relation.of(snapshot, workload)
-            states += 1
-            transitions += len(right)
-            if seen != right.keys():
-                differing = Disagreement(
-                    workload, snapshot, tuple(right.keys() - seen), tuple(seen - right.keys())
-                )
-                return Comparison(workloads, states, transitions, differing, monotonic() - began)
-            for after in right.values():
-                if after not in met:
-                    met.add(after)
-                    queue.append(after)
-    return Comparison(workloads, states, transitions, None, monotonic() - began)
+        states += found[0]
+        transitions += found[1]
+        differing = found[2]
+        if differing is not None:
+            break
+    return Comparison(workloads, states, transitions, differing, monotonic() - began)
+
+
+def _compare_workload(
+    relation: Relation, workload: Workload, names: list[str]
+) -> tuple[int, int, Disagreement | None]:
+    """States and steps compared, and the first state in which the two differ."""
+    of_relation = _OfRelation(relation, workload, names)
+    first = _first(workload, relation.discipline, relation.switches)
+    initial = of_relation.initial()
+    assert list(initial.values()) == [snapshot_of(first)], f"the relation starts in {initial}"
+    states, transitions = 0, 0
+    met = {first}
+    queue = deque([(first, next(iter(initial)))])
+    while queue:
+        position, packed = queue.popleft()
+        right, seen = _of_reference(position, relation.switches), of_relation.steps(packed)
+        states += 1
+        transitions += len(right)
+        if seen.keys() != right.keys():
+            missing, strange = right.keys() - seen.keys(), seen.keys() - right.keys()
+            differing = Disagreement(workload, snapshot_of(position), tuple(missing), tuple(strange))
+            return states, transitions, differing
+        for step, after in right.items():
+            if after not in met:
+                met.add(after)
+                queue.append((after, seen[step]))
+    return states, transitions, None
 
 
 def bounds_of(scope: Scope) -> Bounds:
