@@ -20,6 +20,12 @@ class KnownFault(Struct, frozen=True):
     trace: Trace
     note: str
 
+    @property
+    def mixed(self) -> bool:
+        """Whether one hash has several sizes in it: a story only for those who ask about such workloads."""
+        items = {item for request in self.trace.workload.requests for item in request.items}
+        return len({item.mm_hash for item in items}) < len(items)
+
 
 def known_faults(discipline: Discipline) -> tuple[KnownFault, ...]:
     """The traces of a discipline, by name.

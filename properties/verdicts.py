@@ -147,6 +147,8 @@ class _Attack:
 
     def _replay_corpus(self) -> None:
         for fault in known_faults(self._question.discipline):
+            if fault.mixed and not self._question.scope.mixed:
+                continue
             calls = tuple(fault.trace.calls)
             if not self._target.has_reset and any(isinstance(call, Reset) for call in calls):
                 continue
