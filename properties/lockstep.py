@@ -117,11 +117,15 @@ class Lockstep:
         """Equal for two judges that the same future calls cannot tell apart.
 
         As far as the target shows: a target without internals may hide a difference, so there the last call
-        is part of the key, and every pair of consecutive calls is told apart.
+        is part of the key, and every pair of consecutive calls is told apart. Where something differs from
+        the reference, or may, what the judge remembers of drains and resets decides how that will be named.
         """
-        if self._target.shows is Shows.INTERNALS:
-            return (self._possible, self._deviation)
-        return (self._possible, self._deviation, self._past and self._past.call)
+        if self._target.shows is not Shows.INTERNALS:
+            last = self._past and self._past.call
+            return (self._possible, self._deviation, last, self._forgotten)
+        if self._deviation is None:
+            return (self._possible, None)
+        return (self._possible, self._deviation, self._after_drain, self._forgotten)
 
     def fork(self) -> "Lockstep":
         """An independent judge in the same situation; copied where possible, else by making the calls again."""
