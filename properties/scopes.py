@@ -87,6 +87,8 @@ def parse_scope(text: str) -> Scope:
     mixed = False
     for option in options:
         name, _, value = option.partition("=")
+        if name in given or (mixed and option == "mixed"):
+            raise ScopeError(f"scope {text!r} states {name} twice")
         if option == "mixed":
             mixed = True
         elif name in ("sizes", "capacity", "budget") and value:
