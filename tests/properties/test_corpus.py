@@ -65,7 +65,7 @@ KNOWN = {fault.name: fault for discipline in Discipline for fault in known_fault
 
 def broken(fault: KnownFault, target: Target) -> str | None:
     violation = replay(fault.trace, target)
-    return violation and violation.property
+    return None if violation is None else violation.property
 
 
 def test_every_file_is_known_and_every_name_has_a_file() -> None:
