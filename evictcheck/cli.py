@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from evictcheck.console import processes, progress, stdout_console, write_json
-from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_counterexample
-from evictcheck.report import REPORT_FORMAT, counterexample_table, report_json, show, verdict_table
+from evictcheck.explore import explore_command
+from evictcheck.files import refuse_unusable_folder, refuse_unwritable
+from evictcheck.report import REPORT_FORMAT, present, report_json, show, verdict_table
 from impl import upstream
 from impl.defects import DEFECTS
-from impl.target import Target
 from impl.targets import FORMS, resolve
 from model.errors import EvictcheckError
 from model.operations import Discipline
@@ -108,7 +108,8 @@ def check(
         for target in resolved:
             with progress(target.name) as announce:
                 report = judge(target, question, announce, executor)
-            files = _show_report(console, report, target, out)
+            show(console, verdict_table(report))
+            files = present(console, report.counterexamples, target, out)
             documents.append(report_json(report, files))
             codes.append(_exit_code(console, report, known))
             if json_file is not None:
@@ -116,23 +117,6 @@ def check(
             if _interrupted(report):
                 break
     raise typer.Exit(max(codes, key=(0, 3, 2, 1).index))
-
-
-def _show_report(console: Console, report: Report, target: Target, out: Path) -> dict[str, list[str]]:
-    """Prints a report and writes its counterexamples; the files of each property."""
-    show(console, verdict_table(report))
-    files: dict[str, list[str]] = {}
-    counts: dict[str, int] = {}
-    for number, counterexample in enumerate(report.counterexamples, start=1):
-        broken = counterexample.violation.property
-        counts[broken] = counts.get(broken, 0) + 1
-        written = write_counterexample(out, counterexample, counts[broken], target)
-        files.setdefault(broken, []).extend(map(str, written))
-        show(console, counterexample_table(number, counterexample, target))
-        for path in written:
-            console.print(f"  written: {path}", soft_wrap=True)
-        console.print()
-    return files
 
 
 def _exit_code(console: Console, report: Report, known: tuple[str, ...]) -> int:
@@ -193,6 +177,9 @@ def list_targets(
             "cached_releases": list(cached),
         }
         write_json(json_file, document)
+
+
+app.command(name="explore")(explore_command)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """What a person reads: verdict tables, counterexamples as tables, and the stable JSON form."""
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -7,9 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from evictcheck.files import write_counterexample
 from evictcheck.story import Row, tell, workload_in_words
 from impl.target import Target
 from properties.counterexample import Counterexample
+from properties.exploration import Exploration
 from properties.verdicts import Outcome, Report, property_named
 
 REPORT_FORMAT = "evictcheck-check/1"
@@ -109,35 +113,44 @@ def report_json(report: Report, files: dict[str, list[str]]) -> dict[str, Any]:
             }
             for verdict in report.verdicts
         ],
-        "counterexamples": [
-            {
-                "property": one.violation.property,
-                "engine": one.engine,
-                "length": len(one.trace),
-                "call": one.violation.call_index,
-                "expected": one.violation.expected,
-                "observed": one.violation.observed,
-                "files": files.get(one.violation.property, []),
-            }
-            for one in report.counterexamples
-        ],
-        "explorations": [
-            {
-                "scope": one.scope,
-                "complete": one.complete,
-                "workloads": one.workloads,
-                "states": one.states,
-                "transitions": one.transitions,
-                "calls": one.calls,
-                "unreduced": dict(zip(("workloads", "states", "transitions"), one.unreduced, strict=True)),
-                "situations": one.situations,
-            }
-            for one in report.explorations
-        ],
+        "counterexamples": counterexamples_json(report.counterexamples, files),
+        "explorations": [exploration_json(one) for one in report.explorations],
         "random_walks": None
         if report.hunt is None
         else {"examples": report.hunt.examples, "steps": report.hunt.steps},
         "corpus": list(report.corpus),
+    }
+
+
+def counterexamples_json(
+    counterexamples: tuple[Counterexample, ...], files: dict[str, list[str]]
+) -> list[dict[str, Any]]:
+    """The JSON form of counterexamples."""
+    return [
+        {
+            "property": one.violation.property,
+            "engine": one.engine,
+            "length": len(one.trace),
+            "call": one.violation.call_index,
+            "expected": one.violation.expected,
+            "observed": one.violation.observed,
+            "files": files.get(one.violation.property, []),
+        }
+        for one in counterexamples
+    ]
+
+
+def exploration_json(exploration: Exploration) -> dict[str, Any]:
+    """The JSON form of what was covered."""
+    return {
+        "scope": exploration.scope,
+        "complete": exploration.complete,
+        "workloads": exploration.workloads,
+        "states": exploration.states,
+        "transitions": exploration.transitions,
+        "calls": exploration.calls,
+        "unreduced": dict(zip(("workloads", "states", "transitions"), exploration.unreduced, strict=True)),
+        "situations": exploration.situations,
     }
 
 
@@ -146,3 +159,25 @@ def show(console: Console, *parts: RenderableType) -> None:
     for part in parts:
         console.print(part)
         console.print()
+
+
+def present(
+    console: Console, counterexamples: tuple[Counterexample, ...], target: Target, out: Path
+) -> dict[str, list[str]]:
+    """Prints counterexamples and writes each one's files; the names of the files by property.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    files: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()
+    for number, counterexample in enumerate(counterexamples, start=1):
+        broken = counterexample.violation.property
+        counts[broken] += 1
+        show(console, counterexample_table(number, counterexample, target))
+        written = write_counterexample(out, counterexample, counts[broken], target)
+        files.setdefault(broken, []).extend(map(str, written))
+        for path in written:
+            console.print(f"  written: {path}", soft_wrap=True)
+        console.print()
+    return files
