@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from impl.port import PortManager
 from model.manager import ManagedRequest
+from model.operations import Discipline
 
 
 class Defect(Struct, frozen=True):
@@ -19,14 +20,16 @@ class Defect(Struct, frozen=True):
         sentence: What the manager does wrong.
         manager_class: The port with the defect.
         property: The property that is the first to break.
-        scope: The smallest kind of scope in which it shows; the default one unless it needs more.
+        scope: A small scope in which it shows.
+        disciplines: Those under which it shows there; under another it shows nowhere.
     """
 
     name: str
     sentence: str
     manager_class: type[PortManager]
     property: str
-    scope: str = "2r2i3h"
+    scope: str = "2r1i2h/sizes=1/capacity=1"
+    disciplines: tuple[Discipline, ...] = (Discipline.CALLER, Discipline.OPEN)
 
 
 class EarlyEvictable(PortManager):
@@ -183,6 +186,7 @@ DEFECTS: tuple[Defect, ...] = (
         "a request's first free of a hash gives up all its occurrences of it (vLLM up to 0.28.0)",
         EarlyEvictable,
         "evictable-unreferenced",
+        "1r2i1h/sizes=1/capacity=1",
     ),
     Defect(
         "unfiltered-freed",
@@ -195,12 +199,14 @@ DEFECTS: tuple[Defect, ...] = (
         "the entry that became evictable last is evicted first",
         NewestFirstEviction,
         "eviction-order",
+        "3r1i3h/sizes=1/capacity=2",
     ),
     Defect(
         "one-eviction-too-many",
         "after making room, one more entry is evicted",
         OneEvictionTooMany,
         "eviction-order",
+        "3r1i3h/sizes=1/capacity=2",
     ),
     Defect(
         "one-eviction-too-few",
@@ -249,12 +255,14 @@ DEFECTS: tuple[Defect, ...] = (
         "a hash that was evicted twice since the last drain is not reported",
         DrainLosesTwiceEvicted,
         "report-complete",
+        "3r1i3h/sizes=1/capacity=1",
     ),
     Defect(
         "reset-keeps-pending",
         "a reset does not withdraw the pending report",
         ResetKeepsPending,
         "reset-initial",
+        disciplines=(Discipline.OPEN,),  # a scheduler resets between passes, and a pass ends with a drain
     ),
     Defect(
         "reset-keeps-references",
@@ -273,14 +281,14 @@ DEFECTS: tuple[Defect, ...] = (
         "an entry becomes evictable with the size that the freeing request states (vLLM up to 0.30.0)",
         SizeOfFreeingRequest,
         "slots-conserved",
-        "2r2i3h/mixed",
+        "2r1i1h/capacity=2/mixed",
     ),
     Defect(
         "budget-refusal-evicts",
         "room is made before the compute budget refuses",
         BudgetRefusalEvicts,
         "eviction-order",
-        "2r2i3h/budget=1",
+        "2r1i2h/capacity=2/budget=1",
     ),
     Defect(
         "empty-queue-raises",

@@ -1,7 +1,7 @@
 """Targets that are Python classes of this process, with upstream's method names."""
 
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence, Set
 from copy import deepcopy
 from types import FunctionType
 from typing import Any
@@ -163,11 +163,14 @@ class PythonSession:
         if self._shows is Shows.COUNTERS:
             return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots)
         listed = getattr(manager, "request_cached_ids", None)
+        freed = manager.freed
+        pending = frozenset(freed)
         internals = Internals(
             {mm_hash: frozenset(holders) for mm_hash, holders in manager.cached.items()},
             tuple(manager.freeable),
-            frozenset(manager.freed),
+            pending,
             None if listed is None else frozenset(listed),
+            _NONE if len(freed) == len(pending) else _repeated(freed),
         )
         return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots, internals)
 
@@ -181,6 +184,13 @@ class PythonSession:
 
     def close(self) -> None:
         """Nothing is occupied."""
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+def _repeated(freed: Collection[str]) -> frozenset[str]:
+    return frozenset([mm_hash for mm_hash, times in Counter(freed).items() if times > 1])
 
 
 _ATOMS = frozenset({int, str, bool, float, bytes, type(None)})

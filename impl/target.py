@@ -33,15 +33,18 @@ class Internals(Struct, frozen=True):
     Attributes:
         references: For each cached hash the ids of the requests that refer to it.
         evictable: The evictable hashes in the order of the queue.
-        pending: Hashes evicted and not yet reported (as a set: upstream's list may name one twice).
+        pending: Hashes evicted and not yet reported.
         listed: Ids of the requests of which it keeps held inputs; None if it keeps no such map
             (releases up to 0.22.1).
+        repeated: Pending hashes that its list names more than once (how often, upstream's list counts without
+            bound).
     """
 
     references: Mapping[str, frozenset[str]]
     evictable: tuple[str, ...]
     pending: frozenset[str]
     listed: frozenset[str] | None
+    repeated: frozenset[str] = frozenset()
 
 
 class Observation(Struct, frozen=True):

@@ -20,11 +20,11 @@ the order of the workloads and do not depend on how many processes there were.
 
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from time import time
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -102,6 +102,17 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Told after each workload how many are done, of how many."""
 
 
+class Record(Protocol):
+    """What is known of an exploration that may go on in another run; workloads are numbered as in their list."""
+
+    @property
+    def covered(self) -> Mapping[int, Covered]:
+        """Workloads that were covered wholly."""
+
+    def keep(self, number: int, covered: Covered) -> None:
+        """Adds one."""
+
+
 # --- A scope -----------------------------------------------------------------------------------------------
 
 
@@ -113,6 +124,7 @@ def explore(
     deadline: float | None = None,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    record: Record | None = None,
 ) -> Exploration:
     """Explores every workload of a scope.
 
@@ -124,6 +136,7 @@ def explore(
         progress: Told after each workload.
         executor: Where to explore workloads side by side (`local_processes`, or one of another machine's):
             the target is then found by its name over there. None explores them here, one after the other.
+        record: What earlier runs have covered, and where this one puts what it covers.
     """
     classes = workload_classes(scope, discipline)
     return explore_classes(
@@ -134,6 +147,7 @@ def explore(
         deadline=deadline,
         progress=progress,
         executor=executor,
+        record=record,
     )
 
 
@@ -147,11 +161,13 @@ def explore_classes(
     progress: Progress | None = None,
     executor: Executor | None = None,
     deepest: int | None = None,
+    record: Record | None = None,
 ) -> Exploration:
     """Explores given workloads, to a depth if one is given; see `explore`."""
     began = time()
-    todo = tuple(classes)
-    done: dict[int, Covered] = {}
+    every = tuple(classes)
+    done = dict(record.covered) if record is not None else {}
+    todo = [(number, one.workload) for number, one in enumerate(every) if number not in done]
     covering = (
         _one_by_one(target, todo, discipline, deadline, deepest)
         if executor is None
@@ -160,23 +176,25 @@ def explore_classes(
     try:
         for number, covered in covering:
             done[number] = covered
+            if record is not None and covered.complete:
+                record.keep(number, covered)
             if progress is not None:
-                progress(len(done), len(todo))
+                progress(len(done), len(every))
     except KeyboardInterrupt:
         # What was found until now is worth more than the interrupt; the caller sees that it is not all.
         pass
-    return _put_together(name, discipline, todo, done, time() - began)
+    return _put_together(name, discipline, every, done, time() - began)
 
 
 def _one_by_one(
     target: Target,
-    todo: tuple[WorkloadClass, ...],
+    todo: list[tuple[int, Workload]],
     discipline: Discipline,
     deadline: float | None,
     deepest: int | None,
 ) -> Iterator[tuple[int, Covered]]:
-    for number, workload_class in enumerate(todo):
-        covered = cover(target, workload_class.workload, discipline, deadline, deepest)
+    for number, workload in todo:
+        covered = cover(target, workload, discipline, deadline, deepest)
         yield number, covered
         if not covered.complete:
             return
@@ -185,15 +203,15 @@ def _one_by_one(
 def _side_by_side(
     executor: Executor,
     name: str,
-    todo: tuple[WorkloadClass, ...],
+    todo: list[tuple[int, Workload]],
     discipline: Discipline,
     deadline: float | None,
     deepest: int | None,
 ) -> Iterator[tuple[int, Covered]]:
     # The large ones come last in the list; begun first, they do not keep one process busy at the end.
     futures = {
-        executor.submit(cover_named, name, todo[number].workload, discipline, deadline, deepest): number
-        for number in reversed(range(len(todo)))
+        executor.submit(cover_named, name, workload, discipline, deadline, deepest): number
+        for number, workload in reversed(todo)
     }
     try:
         for future in as_completed(futures):

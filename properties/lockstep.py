@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache, lru_cache, partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from impl.errors import NoAnswerError
 from impl.target import CannotForkError, Internals, Observation, Session, Shows, Target
@@ -66,6 +67,8 @@ class Lockstep:
 
     Attributes:
         last: The answers to the last call; None before the first one.
+        repeated: Hashes that the target lists more than once as evicted and not yet reported. No rule asks for
+            it or forbids it, but a drain may treat them otherwise.
     """
 
     __slots__ = (
@@ -82,6 +85,7 @@ class Lockstep:
         "_target",
         "_workload",
         "last",
+        "repeated",
     )
 
     def __init__(self, target: Target, workload: Workload) -> None:
@@ -101,6 +105,7 @@ class Lockstep:
         self._past: _Past | None = None
         self._calls_made = 0
         self.last: Answer | None = None
+        self.repeated: frozenset[str] = frozenset()
 
     @property
     def state(self) -> State:
@@ -124,8 +129,8 @@ class Lockstep:
             last = self._past and self._past.call
             return (self._possible, self._deviation, last, self._forgotten)
         if self._deviation is None:
-            return (self._possible, None)
-        return (self._possible, self._deviation, self._after_drain, self._forgotten)
+            return (self._possible, self.repeated)
+        return (self._possible, self.repeated, self._deviation, self._after_drain, self._forgotten)
 
     def fork(self) -> "Lockstep":
         """An independent judge in the same situation; copied where possible, else by making the calls again."""
@@ -135,6 +140,7 @@ class Lockstep:
         twin._possible, twin._deviation = self._possible, self._deviation
         twin._after_drain, twin._forgotten = self._after_drain, self._forgotten
         twin._past, twin._calls_made, twin.last = self._past, self._calls_made, self.last
+        twin.repeated = self.repeated
         try:
             twin._session = self._session.fork()
         except CannotForkError:
@@ -174,6 +180,11 @@ class Lockstep:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an implementation raises is its crash
             return self._violation(NO_CRASH.name, call, "an answer", f"it raised {in_words(error)}")
 
+        internals = shown.internals
+        if internals is not None:
+            self.repeated = internals.repeated
+            if internals.repeated:
+                shown = replace(shown, internals=replace(internals, repeated=frozenset()))
         futures = self._futures(call)
         exact = [
             (after, expected)

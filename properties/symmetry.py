@@ -35,15 +35,20 @@ class Symmetry:
         self._renamings = tuple(_renamings(workload, discipline))
         self._classes = _exchangeable_inputs(workload) if self._open else {}
 
-    def canonical(self, position: Position) -> tuple[Hashable, int]:
-        """A value equal for positions that renaming makes equal, and how many such positions there are."""
+    def canonical(self, position: Position, repeated: frozenset[str] = frozenset()) -> tuple[Hashable, int]:
+        """A value equal for positions that renaming makes equal, and how many such positions there are.
+
+        Args:
+            position: Where the cache and its caller stand.
+            repeated: Hashes that tell positions apart beside it (`Lockstep.repeated`).
+        """
         state, variants = position.state, 1
         held: frozenset[tuple[str, int]] = state.held
         if self._open:
             held, variants = self._pushed_down(held)
         if len(self._renamings) == 1:
-            return self._image(state, held, position.caller, self._renamings[0]), variants
-        images = {self._image(state, held, position.caller, renaming) for renaming in self._renamings}
+            return self._image(state, held, position.caller, repeated, self._renamings[0]), variants
+        images = {self._image(state, held, position.caller, repeated, one) for one in self._renamings}
         return min(images), variants * len(images)
 
     def _pushed_down(self, held: frozenset[tuple[str, int]]) -> tuple[frozenset[tuple[str, int]], int]:
@@ -57,6 +62,7 @@ class Symmetry:
         state: State,
         held: frozenset[tuple[str, int]],
         caller: Caller | None,
+        repeated: frozenset[str],
         renaming: Renaming,
     ) -> tuple[object, ...]:
         hashes, inputs = renaming.hashes, renaming.inputs
@@ -66,6 +72,7 @@ class Symmetry:
             tuple(sorted(self._pushed_down(frozenset(moved))[0] if self._open else moved)),
             tuple([hashes[mm_hash] for mm_hash in state.evictable]),
             tuple(sorted([hashes[mm_hash] for mm_hash in state.evicted])),
+            tuple(sorted([hashes[mm_hash] for mm_hash in repeated])),
             () if caller is None else _seated(caller, renaming.seats),
         )
 

@@ -443,6 +443,22 @@ def test_a_harmless_difference_is_no_violation_but_another_state() -> None:
     assert agrees(judge)
 
 
+def test_a_hash_evicted_twice_and_one_evicted_once_are_not_the_same_state() -> None:
+    """What a list holds twice a drain may treat otherwise (`drain-loses-twice-evicted`)."""
+    once, twice = (Lockstep(showing(Shows.INTERNALS, PortManager), workload("a", "b", capacity=1)) for _ in "12")
+    evict_a: tuple[Call, ...] = (Allocate("r1", 0), FreeRequest("r1"), CanAllocate("r2", 0, 1, 0))
+    for judge, calls in ((once, evict_a), (twice, evict_a * 2)):
+        assert [judge.apply(call) for call in calls] == [None] * len(calls)
+    assert once.state == twice.state
+    assert once.key != twice.key
+    assert (once.repeated, twice.repeated) == (frozenset(), frozenset("a"))
+    assert agrees(once)
+    assert agrees(twice)
+    assert twice.fork().repeated == frozenset("a")
+    assert twice.apply(Drain()) is None
+    assert twice.repeated == frozenset()
+
+
 @pytest.mark.parametrize("shows", [Shows.COUNTERS, Shows.RESULTS])
 def test_without_internals_a_reset_that_withdrew_a_report_is_not_one_that_withdrew_nothing(shows: Shows) -> None:
     """Only the next drain shows whether the report was withdrawn (`reset-keeps-pending`)."""
