@@ -78,8 +78,11 @@ def draw_workload(random: Random, *, mixed: bool) -> Workload:
     return Workload(capacity, tuple(requests), random.choice((capacity, capacity, capacity, 1, 2)))
 
 
-def weight(position: Position, move: Move) -> int:
-    """How often a move is drawn where the cache stands; at least 1."""
+def weight(position: Position, move: Move, last: Move | None) -> int:
+    """How often a move is drawn where the cache stands, after the last one; at least 1."""
+    if isinstance(move, Drain | EndPass) and isinstance(last, Drain | EndPass):
+        # Only a drain right after another one shows that the first one cleared the report.
+        return 25
     if position.caller is None:
         return _weight_of_call(position.state, move)
     return _weight_of_step(position, move)
@@ -90,7 +93,7 @@ def _weight_of_call(state: State, move: Move) -> int:
     match move:
         case Drain():
             # A report is interesting while something evicted is back, or absent; else only its emptiness.
-            return 40 if readmitted else 8 if state.evicted else 2
+            return 20 if readmitted else 8 if state.evicted else 2
         case Allocate(request_id, input_id):
             mm_hash = state.workload.item(request_id, input_id).mm_hash
             return 40 if mm_hash in state.evicted else 12
@@ -154,6 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
         self._judge: Lockstep | None = None
         self._position: Position | None = None
         self._steps: list[Step] = []
+        self._last: Move | None = None
         self._random = Random(0)
 
     @initialize(number=st.integers(0, 2**64 - 1))
@@ -170,10 +174,11 @@ class CacheMachine(RuleBasedStateMachine):
         if self._judge is None or self._position is None:
             return
         offered = moves(self._position, resets=self.target.has_reset)
-        weights = [weight(self._position, move) for move in offered]
+        weights = [weight(self._position, move, self._last) for move in offered]
         (chosen,) = self._random.choices(offered, weights)
         taken = take(self._judge, self._position, chosen)
         self._steps.append(taken.step)
+        self._last = chosen
         if taken.violation is None:
             self._position = taken.position
         else:
