@@ -38,6 +38,7 @@ from model.operations import (
 from model.reference import State
 from model.relation import Answer, Bounds, Reading, Relation, Snapshot, Switches, Visit
 from model.workload import Workload
+from properties.bounded_search import bounds_of
 from properties.scopes import Scope, hash_name, workload_classes
 
 # --- The reference, and its earlier forms ------------------------------------------------------------------
@@ -410,11 +411,6 @@ def _compare_workload(
                 met.add(after)
                 queue.append((after, seen[step]))
     return states, transitions, None
-
-
-def bounds_of(scope: Scope) -> Bounds:
-    """A scope's numbers, for the relation."""
-    return Bounds(**asdict(scope))
 
 
 def hash_names(scope: Scope) -> list[str]:

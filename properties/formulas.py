@@ -23,10 +23,12 @@ class Formula(Struct, frozen=True):
     Attributes:
         of_state: Whether it holds in a state; None if it says nothing about states.
         of_step: Whether it holds of a step; None if it says nothing about steps.
+        about: The operations that it says something about; empty for all of them.
     """
 
     of_state: Callable[[Relation, State], Bool] | None = None
     of_step: Callable[[Relation, Step], Bool] | None = None
+    about: tuple[str, ...] = ()
 
     def holds_in(self, relation: Relation, state: State) -> Bool:
         """Its part about states."""
@@ -62,8 +64,13 @@ def _occurrences(relation: Relation) -> list[tuple[int, int]]:
     return [(r, i) for r in _requests(relation) for i in _inputs(relation)]
 
 
-def _drains(step: Step) -> Bool:
-    return z3.Or([literal for name, literal in step.operations.items() if name in ("drain", "end-pass")])
+_DRAINS = ("drain", "end-pass")
+_EVICTS = ("can_allocate", "admit")
+_RESETS = ("reset", "reset-cache")
+
+
+def _is_one_of(step: Step, names: tuple[str, ...]) -> Bool:
+    return z3.Or([literal for name, literal in step.operations.items() if name in names])
 
 
 # --- Properties --------------------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ def _eviction_order(relation: Relation, step: Step) -> Bool:
 
 
 def _report_complete(relation: Relation, step: Step) -> Bool:
-    drains = _drains(step)
+    drains = _is_one_of(step, _DRAINS)
     return z3.And(
         [
             z3.And(
@@ -143,11 +150,13 @@ def _report_complete(relation: Relation, step: Step) -> Bool:
 
 
 def _report_cleared(relation: Relation, step: Step) -> Bool:
-    return z3.Implies(_drains(step), z3.Not(z3.Or([step.after["evicted", h] for h in _hashes(relation)])))
+    return z3.Implies(
+        _is_one_of(step, _DRAINS), z3.Not(z3.Or([step.after["evicted", h] for h in _hashes(relation)]))
+    )
 
 
 def _reset_initial(relation: Relation, step: Step) -> Bool:
-    resets = z3.Or([step.operations[name] for name in step.operations if name in ("reset", "reset-cache")])
+    resets = _is_one_of(step, _RESETS)
     after = step.after
     left = [after[what, h] for what in ("cached", "evictable", "evicted") for h in _hashes(relation)]
     left += [after["held", r, i] for r, i in _occurrences(relation)]
@@ -170,14 +179,14 @@ def _nothing_stale(relation: Relation, state: State) -> Bool:
 
 
 PROPERTY_FORMULAS: dict[str, Formula] = {
-    "freed-disjoint-cached": Formula(of_step=_freed_disjoint_cached),
+    "freed-disjoint-cached": Formula(of_step=_freed_disjoint_cached, about=_DRAINS),
     "evictable-unreferenced": Formula(of_state=_evictable_unreferenced),
     "slots-conserved": Formula(of_state=_slots_conserved),
     "capacity-respected": Formula(of_state=_capacity_respected, of_step=_promises_respected),
-    "eviction-order": Formula(of_step=_eviction_order),
-    "report-complete": Formula(of_step=_report_complete),
-    "report-cleared": Formula(of_step=_report_cleared),
-    "reset-initial": Formula(of_step=_reset_initial),
+    "eviction-order": Formula(of_step=_eviction_order, about=_EVICTS),
+    "report-complete": Formula(of_step=_report_complete, about=_DRAINS),
+    "report-cleared": Formula(of_step=_report_cleared, about=_DRAINS),
+    "reset-initial": Formula(of_step=_reset_initial, about=_RESETS),
     "nothing-stale": Formula(of_state=_nothing_stale),
 }
 """By the property's name, in the order in which a broken call is named."""
@@ -309,9 +318,7 @@ def _readmitted(relation: Relation, step: Step) -> Bool:
 
 
 def _first_freed(relation: Relation, step: Step) -> Bool:
-    frees = z3.Or(
-        [step.operations[name] for name in step.operations if name in ("free_encoder_input", "processed")]
-    )
+    frees = _is_one_of(step, ("free_encoder_input", "processed"))
     freed_first = [
         z3.And(
             step.before["held", r, i],
