@@ -24,6 +24,18 @@ settings.register_profile("nightly", max_examples=2_000, deadline=None, suppress
 settings.load_profile("dev")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--target`: what the conformance gate drives (tests/properties/test_conformance.py)."""
+    parser.addoption(
+        "--target",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="judge this target in tests/properties/test_conformance.py, as `evictcheck targets` names them; may "
+        "be repeated (default: port and two releases)",
+    )
+
+
 @cache
 def _release(version: str) -> PythonTarget:
     module = upstream.resolve(version)
