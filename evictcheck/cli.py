@@ -12,6 +12,7 @@ from rich.table import Table
 from evictcheck.console import processes, progress, stdout_console, write_json
 from evictcheck.explore import explore_command
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable
+from evictcheck.matrix import matrix_command
 from evictcheck.report import REPORT_FORMAT, present, report_json, show, verdict_table
 from impl import upstream
 from impl.defects import DEFECTS
@@ -180,6 +181,7 @@ def list_targets(
 
 
 app.command(name="explore")(explore_command)
+app.command(name="matrix")(matrix_command)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from properties.verdicts import Outcome, Report, property_named
 
 REPORT_FORMAT = "evictcheck-check/1"
 
-_STYLES = {
+STYLES = {
     Outcome.HOLDS: "green",
     Outcome.VIOLATED: "bold red",
     Outcome.UNKNOWN: "yellow",
@@ -38,7 +38,7 @@ def verdict_table(report: Report) -> RenderableType:
     table.add_column("evidence")
     table.add_column("found by", no_wrap=True)
     for verdict in report.verdicts:
-        style = _STYLES[verdict.outcome]
+        style = STYLES[verdict.outcome]
         table.add_row(verdict.property, Text(verdict.outcome, style), verdict.evidence, verdict.engine)
     return Group(table, *map(Text, _coverage(report)))
 

@@ -14,7 +14,7 @@ from time import time
 from hypothesis import settings
 from msgspec import Struct
 
-from impl.target import Target
+from impl.target import Shows, Target
 from model.errors import EvictcheckError
 from model.operations import Discipline, Reset
 from properties.corpus import known_faults
@@ -210,23 +210,9 @@ class _Attack:
         )
 
     def _verdict(self, asked: Property) -> Verdict:
-        own = [one for one in self._found.values() if one.violation.property == asked.name]
-        if own:
-            best = min(own, key=lambda one: one.size)
-            unit = "steps" if self._question.discipline is Discipline.CALLER else "calls"
-            evidence = f"broken in {len(best.trace)} {unit}"
-            return Verdict(asked.name, Outcome.VIOLATED, evidence, best.engine, len(best.trace))
-        if asked.needs > self._target.shows:
-            what = "counters" if asked.needs == 1 else "internals"
-            return Verdict(asked.name, Outcome.NOT_OBSERVABLE, f"the target does not show its {what}")
-        if asked.name == "reset-initial" and not self._target.has_reset:
-            return Verdict(asked.name, Outcome.NOT_OBSERVABLE, "the target has no reset")
-        evidence = self._evidence()
-        if not self._complete:
-            return Verdict(asked.name, Outcome.UNKNOWN, f"stopped early; nothing broke it in {evidence}")
-        if asked.name in self._target.era:
-            return Verdict(asked.name, Outcome.ERA, f"by the rule of its time, not today's; {evidence}")
-        return Verdict(asked.name, Outcome.HOLDS, evidence)
+        return verdict_on(
+            asked, self._target, tuple(self._found.values()), self._evidence(), complete=self._complete
+        )
 
     def _evidence(self) -> str:
         done = [one for one in self._explorations if one.complete]
@@ -239,6 +225,41 @@ class _Attack:
         if self._hunt is not None:
             parts.append(f"{self._hunt.examples} random walks")
         return ", ".join(parts) or "nothing that was run"
+
+
+def verdict_on(
+    asked: Property,
+    target: Target,
+    found: tuple[Counterexample, ...],
+    evidence: str,
+    *,
+    complete: bool,
+) -> Verdict:
+    """What may be said of a property of a target.
+
+    Args:
+        asked: The property.
+        target: What was attacked.
+        found: The counterexamples found, to any property.
+        evidence: What was run, in words and numbers.
+        complete: Whether everything that was asked was run.
+    """
+    own = [one for one in found if one.violation.property == asked.name]
+    if own:
+        best = min(own, key=lambda one: one.size)
+        unit = "steps" if best.trace.discipline is Discipline.CALLER else "calls"
+        broken = f"broken in {len(best.trace)} {unit}"
+        return Verdict(asked.name, Outcome.VIOLATED, broken, best.engine, len(best.trace))
+    if asked.needs > target.shows:
+        what = "counters" if asked.needs is Shows.COUNTERS else "internals"
+        return Verdict(asked.name, Outcome.NOT_OBSERVABLE, f"the target does not show its {what}")
+    if asked.name == "reset-initial" and not target.has_reset:
+        return Verdict(asked.name, Outcome.NOT_OBSERVABLE, "the target has no reset")
+    if not complete:
+        return Verdict(asked.name, Outcome.UNKNOWN, f"stopped early; nothing broke it in {evidence}")
+    if asked.name in target.era:
+        return Verdict(asked.name, Outcome.ERA, f"by the rule of its time, not today's; {evidence}")
+    return Verdict(asked.name, Outcome.HOLDS, evidence)
 
 
 def judge(target: Target, question: Question, announce: Announce, executor: Executor | None = None) -> Report:
