@@ -36,9 +36,7 @@ class DriverProcess:
         alive: Whether it can be asked; after a `NoAnswerError` it has been ended, with all its children.
     """
 
-    def __init__(
-        self, command: Sequence[str], timeout: float, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, command: Sequence[str], timeout: float, environment: Mapping[str, str]) -> None:
         """Starts the program.
 
         Args:
