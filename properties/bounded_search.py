@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from impl.target import Target
+from impl.targets import resolve
 from model.contract import Position, carry_out, start, trace_of
 from model.errors import EvictcheckError
 from model.operations import Discipline, Move, Trace
@@ -32,6 +33,7 @@ from model.relation import Bounds, Relation, Step, Switches, reading
 from model.workload import Workload
 from properties.counterexample import Counterexample, replay
 from properties.formulas import FACTS, PROPERTY_FORMULAS, SITUATION_FORMULAS, Formula
+from properties.lockstep import Violation
 from properties.scopes import Scope, hash_name
 from properties.situations import Situation, situations_of
 from properties.solving import SolverProcess, Unknown, decided
@@ -44,7 +46,7 @@ class SearchError(EvictcheckError):
     """A search that cannot be made."""
 
 
-class ModelMismatchError(Exception):
+class ModelMismatchError(EvictcheckError):
     """A trace of the relation that does not replay: a fault of this project, and none of the target's."""
 
 
@@ -438,15 +440,28 @@ class _Run:
     def _replayed(self, name: str, workload: Workload, choices: tuple[Move, ...]) -> Counterexample:
         trace = _legal(workload, self._discipline, choices)
         violation = replay(trace, self._target)
-        last_step = sum(len(step.calls) for step in trace.steps[:-1])
-        if violation is None or violation.property != name or violation.call_index < last_step:
-            seen = "nothing breaks" if violation is None else f"{violation.property} breaks at {violation.call}"
-            raise ModelMismatchError(
-                f"z3 found a trace that breaks {name} in the relation, and on {self._target.name} {seen}. Either "
-                f"that target does not have the fault that was left in, or the relation is wrong, which is a "
-                f"fault of evictcheck: please report it with this trace: {trace}"
-            )
-        return Counterexample(trace, violation, self._target.name, ENGINE)
+        if violation is not None and _is_last(violation, name, trace):
+            return Counterexample(trace, violation, self._target.name, ENGINE)
+        what = "nothing breaks" if violation is None else f"{violation.property} breaks at {violation.call}"
+        seen = f"on {self._target.name} {what}"
+        defect = default_target(self._switches)
+        if self._target.name != defect:
+            on_defect = replay(trace, resolve(defect))
+            if on_defect is not None and _is_last(on_defect, name, trace):
+                raise SearchError(
+                    f"the shortest trace to {name} does as it should on {defect}, but {seen}: that target does not "
+                    f"have the fault that --without leaves in, or has another one besides; replay on one that has it"
+                )
+        raise ModelMismatchError(
+            f"z3 found a trace that breaks {name} in the relation, but {seen}. The relation is wrong, which is a "
+            f"fault of evictcheck: please report it with this trace: {trace}"
+        )
+
+
+def _is_last(violation: Violation, name: str, trace: Trace) -> bool:
+    """Whether that property broke, and at the trace's last step."""
+    before_last = sum(len(step.calls) for step in trace.steps[:-1])
+    return violation.property == name and violation.call_index >= before_last
 
 
 def _legal(workload: Workload, discipline: Discipline, choices: tuple[Move, ...]) -> Trace:

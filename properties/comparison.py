@@ -9,7 +9,7 @@ States are walked breadth first through workloads in ascending order of size: th
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from time import monotonic
 from typing import Any, TypeAlias
@@ -36,7 +36,7 @@ from model.operations import (
     Result,
 )
 from model.reference import State
-from model.relation import Answer, Bounds, Reading, Relation, Snapshot, Switches, Visit
+from model.relation import Answer, Reading, Relation, Snapshot, Switches, Visit
 from model.workload import Workload
 from properties.bounded_search import bounds_of
 from properties.scopes import Scope, hash_name, workload_classes
@@ -357,22 +357,16 @@ class Comparison(Struct, frozen=True):
     seconds: float
 
 
-def compare(
-    scope: Scope,
-    discipline: Discipline,
-    switches: Switches = Switches(),  # noqa: B008 - immutable
-    relation_class: Callable[[Bounds, Switches, Discipline], Relation] = Relation,
-) -> Comparison:
+def compare(scope: Scope, discipline: Discipline, switches: Switches) -> Comparison:
     """Compares the reference and the relation in every state that the reference reaches within a scope.
 
     Args:
         scope: The bounds.
         discipline: Who makes the calls.
         switches: Which mends are in, on both sides.
-        relation_class: Makes the relation; tests hand in faulty ones.
     """
     began = monotonic()
-    relation = relation_class(bounds_of(scope), switches, discipline)
+    relation = Relation(bounds_of(scope), switches, discipline)
     workloads = states = transitions = 0
     differing: Disagreement | None = None
     for workload_class in workload_classes(scope, discipline):

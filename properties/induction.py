@@ -255,7 +255,7 @@ class _InScope:
         after = self._picture(self.read, self.step.after)
         report = tuple(name for name, part in zip(self.names, self.step.report, strict=True) if self.read(part))
         move = self.relation.move(self.read, self.step, workload)
-        arguments = ", ".join(f"{field} {getattr(move, field)}" for field in move.__struct_fields__)
+        arguments = ", ".join(str(getattr(move, field)) for field in move.__struct_fields__)
         operation = f"{obligation.operation}({arguments})"
         return Failure(before, operation, after, report, _in_words(obligation, operation, after, report))
 
@@ -263,7 +263,7 @@ class _InScope:
         workload = self.relation.workload(read, self.names)
         snapshot = self.relation.snapshot(read, state, workload, self.names)
         return Picture(
-            tuple(f"{mm_hash} ({embeds} embeds)" for mm_hash, embeds in snapshot.cached),
+            tuple(f"{mm_hash} ({embeds} embed{'s' * (embeds > 1)})" for mm_hash, embeds in snapshot.cached),
             tuple(
                 (request_id, f"input {input_id}", workload.item(request_id, input_id).mm_hash)
                 for request_id, input_id in sorted(snapshot.held)
@@ -386,9 +386,7 @@ class _AnySize:
                 assert name == "evictable-idle"
                 return self._every(
                     _HASH,
-                    lambda h: z3.Implies(
-                        state.evictable(h), z3.And(state.cached(h), self._unreferred(state.refers, h))
-                    ),
+                    lambda h: state.evictable(h) == z3.And(state.cached(h), self._unreferred(state.refers, h)),
                 )
 
     def _unreferred(self, refers: Callable[[Any, Any], Any], h: Any) -> z3.BoolRef:

@@ -14,11 +14,17 @@ from typing import Any, ParamSpec, TypeVar
 import z3
 from msgspec import Struct
 
+from model.errors import EvictcheckError
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MEMORY_MEGABYTES = 4096
 """What one solver process may use; a question that needs more is answered by `Unknown`."""
+
+
+class SolverError(EvictcheckError):
+    """The solver cannot be run at all."""
 
 
 class Unknown(Struct, frozen=True):
@@ -47,7 +53,11 @@ class SolverProcess:
         self.close()
 
     def start(self) -> None:
-        """Starts the child ahead of its first question, so that the question's time is the solver's alone."""
+        """Starts the child ahead of its first question, so that the question's time is the solver's alone.
+
+        Raises:
+            SolverError: It does not start.
+        """
         if self._process is not None:
             return
         context = multiprocessing.get_context("spawn")
@@ -55,7 +65,10 @@ class SolverProcess:
         self._process = context.Process(target=_answer, args=(theirs, self._memory_megabytes), daemon=True)
         self._process.start()
         theirs.close()
-        self._pipe.recv()
+        try:
+            self._pipe.recv()
+        except EOFError as error:
+            raise SolverError(f"the solver's process did not start ({self._epitaph()})") from error
 
     def ask(
         self, seconds: float | None, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
