@@ -36,7 +36,7 @@ from model.operations import Call, Discipline, Move, Result, Step, Trace
 from model.reference import State
 from model.workload import Workload
 from properties.counterexample import Counterexample, replay
-from properties.lockstep import Lockstep, Violation
+from properties.lockstep import Lockstep, Violation, legal_in_all
 from properties.scopes import Scope, WorkloadClass, workload_classes
 from properties.situations import Situation, situations_of
 from properties.symmetry import Symmetry
@@ -337,6 +337,7 @@ class _Code:
         self.states: list[State] = [root.state]
         self.in_accord: list[bool] = [root.in_accord]
         self.repeated: list[frozenset[str]] = [root.repeated]
+        self.possible: list[tuple[State, ...]] = [root.possible]
         self.calls = 0
 
     def edge(self, node: int, call: Call) -> _Edge:
@@ -392,6 +393,7 @@ class _Code:
             self.states.append(judge.state)
             self.in_accord.append(judge.in_accord)
             self.repeated.append(judge.repeated)
+            self.possible.append(judge.possible)
         else:
             judge.close()
         return node
@@ -491,6 +493,7 @@ def cover(
         choices = allowed.get(free)
         if choices is None:
             choices = allowed[free] = moves(position, resets=target.has_reset)
+        choices = legal_in_all(choices, code.possible[node], position.caller)
         transitions += len(choices)
         all_transitions += variants * len(choices)
         for move in choices:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from impl.errors import NoAnswerError
 from impl.target import CannotForkError, Internals, Observation, Session, Shows, Target
-from model.contract import Position, script, step_of
+from model.contract import Caller, Position, objection, script, step_of
 from model.errors import EvictcheckError, in_words
 from model.operations import CachedIds, Call, Drain, Move, Reset, Result, Step
 from model.reference import State, held_inputs, initial, outcomes
@@ -111,6 +111,11 @@ class Lockstep:
     def state(self) -> State:
         """The reference state; of several that remain possible, the first."""
         return self._possible[0]
+
+    @property
+    def possible(self) -> tuple[State, ...]:
+        """The reference states that remain possible; only a free of a request makes more than one."""
+        return self._possible
 
     @property
     def in_accord(self) -> bool:
@@ -310,6 +315,17 @@ def _frozen(shown: Observation) -> Hashable:
         references = frozenset(internals.references.items())
         bookkeeping = (references, internals.evictable, internals.pending, internals.listed)
     return (shown.inputs, shown.free_slots, shown.freeable_slots, bookkeeping)
+
+
+def legal_in_all(choices: list[Move], possible: tuple[State, ...], caller: Caller | None) -> list[Move]:
+    """Those moves that are legal whichever of the possible states is the real one.
+
+    Where it is unknown which entry was evicted, an allocate of it may be the caller's error.
+    """
+    if len(possible) == 1:
+        return choices
+    positions = [Position(state, caller) for state in possible]
+    return [move for move in choices if all(objection(position, move) is None for position in positions)]
 
 
 class Taken(Struct, frozen=True):
