@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from hypothesis.configuration import set_hypothesis_home_dir
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -186,6 +187,8 @@ app.command(name="matrix")(matrix_command)
 
 def main() -> None:
     """Runs the command line; an error that a person can mend is a sentence and exit code 2."""
+    # Hypothesis keeps notes of its own, and else would do so in the folder that the person stands in.
+    set_hypothesis_home_dir(upstream.cache_root() / "hypothesis")
     try:
         app()
     except EvictcheckError as error:
