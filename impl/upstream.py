@@ -423,9 +423,14 @@ def _read_member(index_url: str, wheel_url: str) -> bytes:
 # --- The cache --------------------------------------------------------------------------------------------
 
 
-def _cache_folder() -> Path:
+def cache_root() -> Path:
+    """Give the folder for what can be had again: EVICTCHECK_CACHE, else the user's cache."""
     folder = os.environ.get("EVICTCHECK_CACHE")
-    return (Path(folder) if folder else platformdirs.user_cache_path("evictcheck")) / "vllm"
+    return Path(folder) if folder else platformdirs.user_cache_path("evictcheck")
+
+
+def _cache_folder() -> Path:
+    return cache_root() / "vllm"
 
 
 def _cached_folders() -> list[tuple[Version, Path]]:
