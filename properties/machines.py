@@ -38,6 +38,7 @@ from model.operations import (
     Outcome,
     Preempt,
     Processed,
+    Reset,
     Step,
     Trace,
 )
@@ -93,22 +94,28 @@ def _weight_of_call(state: State, move: Move) -> int:
     match move:
         case Drain():
             # A report is interesting while something evicted is back, or absent; else only its emptiness.
-            return 20 if readmitted else 8 if state.evicted else 2
+            return 16 if readmitted else 8 if state.evicted else 2
         case Allocate(request_id, input_id):
             mm_hash = state.workload.item(request_id, input_id).mm_hash
             return 40 if mm_hash in state.evicted else 12
         case CanAllocate(request_id, input_id, compute_budget):
             embeds = state.workload.item(request_id, input_id).embeds
             evicts = embeds <= compute_budget and state.free_slots < embeds <= state.freeable_slots
-            return 12 if evicts else 1
+            return 1 if not evicts else 24 if state.evictable[0] in state.evicted else 12
         case Check(request_id, input_id):
             mm_hash = state.workload.item(request_id, input_id).mm_hash
             held = (request_id, input_id) in state.held
             return 10 if state.embeds_of(mm_hash) and not held else 1
         case FreeInput(request_id, input_id):
-            return 10 if (request_id, input_id) in state.held else 2
+            if (request_id, input_id) not in state.held:
+                return 2
+            # An entry that came back and lets go again can be evicted twice before the drain.
+            return 20 if state.workload.item(request_id, input_id).mm_hash in state.evicted else 10
         case FreeRequest(request_id):
             return 4 if any(holder == request_id for holder, _ in state.held) else 1
+        case Reset():
+            # What it has to withdraw is there for a short time only.
+            return 2 if state.evicted else 1
         case _:
             return 1
 
