@@ -8,8 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from impl.errors import TargetError
+from impl.errors import NoAnswerError, TargetError
 from impl.target import CannotForkError, Internals, Observation, Session, Shows
+from impl.watchdog import WATCHDOG, Hang
 from model.errors import in_words
 from model.operations import (
     Allocate,
@@ -82,6 +83,7 @@ class PythonTarget(Struct, frozen=True):
 
     def start(self, workload: Workload) -> Session:
         """A fresh manager of the workload's capacity; whatever its constructor raises comes through."""
+        WATCHDOG.start()
         views = {request.request_id: RequestView(request) for request in workload.requests}
         return PythonSession(self.manager_class(workload.capacity), views, self.shows)
 
@@ -132,47 +134,57 @@ class PythonSession:
         self._shows = shows
 
     def call(self, call: Call) -> Result:
-        """Carries out a call and answers; whatever the manager raises comes through."""
+        """Carries out a call and answers; whatever the manager raises comes through.
+
+        Raises:
+            NoAnswerError: The call was interrupted, since it hung.
+        """
         manager = self.manager
-        match call:
-            case Check(request_id, input_id):
-                return bool(manager.check_and_update_cache(self._views[request_id], input_id))
-            case CanAllocate(request_id, input_id, compute_budget, promised):
-                view = self._views[request_id]
-                return bool(manager.can_allocate(view, input_id, compute_budget, promised))
-            case Allocate(request_id, input_id):
-                manager.allocate(self._views[request_id], input_id)
-            case FreeInput(request_id, input_id):
-                manager.free_encoder_input(self._views[request_id], input_id)
-            case FreeRequest(request_id):
-                manager.free(self._views[request_id])
-            case CachedIds(request_id):
-                return frozenset(manager.get_cached_input_ids(self._views[request_id]))
-            case Drain():
-                return frozenset(manager.get_freed_mm_hashes())
-            case Reset():
-                manager.reset()
-        return None
+        try:
+            match call:
+                case Check(request_id, input_id):
+                    return bool(manager.check_and_update_cache(self._views[request_id], input_id))
+                case CanAllocate(request_id, input_id, compute_budget, promised):
+                    view = self._views[request_id]
+                    return bool(manager.can_allocate(view, input_id, compute_budget, promised))
+                case Allocate(request_id, input_id):
+                    manager.allocate(self._views[request_id], input_id)
+                case FreeInput(request_id, input_id):
+                    manager.free_encoder_input(self._views[request_id], input_id)
+                case FreeRequest(request_id):
+                    manager.free(self._views[request_id])
+                case CachedIds(request_id):
+                    return frozenset(manager.get_cached_input_ids(self._views[request_id]))
+                case Drain():
+                    return frozenset(manager.get_freed_mm_hashes())
+                case Reset():
+                    manager.reset()
+            return None
+        except Hang as hang:
+            raise NoAnswerError(str(hang)) from None
 
     def observe(self) -> Observation:
         """What the manager shows now."""
-        manager = self.manager
-        inputs = tuple([frozenset(manager.get_cached_input_ids(view)) for view in self._views.values()])
-        if self._shows is Shows.RESULTS:
-            return Observation(inputs)
-        if self._shows is Shows.COUNTERS:
-            return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots)
-        listed = getattr(manager, "request_cached_ids", None)
-        freed = manager.freed
-        pending = frozenset(freed)
-        internals = Internals(
-            {mm_hash: frozenset(holders) for mm_hash, holders in manager.cached.items()},
-            tuple(manager.freeable),
-            pending,
-            None if listed is None else frozenset(listed),
-            _NONE if len(freed) == len(pending) else _repeated(freed),
-        )
-        return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots, internals)
+        try:
+            manager = self.manager
+            inputs = tuple([frozenset(manager.get_cached_input_ids(view)) for view in self._views.values()])
+            if self._shows is Shows.RESULTS:
+                return Observation(inputs)
+            if self._shows is Shows.COUNTERS:
+                return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots)
+            listed = getattr(manager, "request_cached_ids", None)
+            freed = manager.freed
+            pending = frozenset(freed)
+            internals = Internals(
+                {mm_hash: frozenset(holders) for mm_hash, holders in manager.cached.items()},
+                tuple(manager.freeable),
+                pending,
+                None if listed is None else frozenset(listed),
+                _NONE if len(freed) == len(pending) else _repeated(freed),
+            )
+            return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots, internals)
+        except Hang as hang:
+            raise NoAnswerError(str(hang)) from None
 
     def fork(self) -> "PythonSession":
         """An independent copy of the manager, sharing only the requests, which nobody changes.
@@ -192,6 +204,8 @@ _NONE: frozenset[str] = frozenset()
 def _repeated(freed: Collection[str]) -> frozenset[str]:
     return frozenset([mm_hash for mm_hash, times in Counter(freed).items() if times > 1])
 
+
+WATCHDOG.guarded |= {PythonSession.call.__code__, PythonSession.observe.__code__}
 
 _ATOMS = frozenset({int, str, bool, float, bytes, type(None)})
 

@@ -5,6 +5,7 @@ standard error are read, so that neither side can wait for the other for ever.
 """
 
 import os
+import re
 import secrets
 import select
 import signal
@@ -226,14 +227,24 @@ class DriverProcess:
 
 
 def sanitizer_summary(said: str) -> str | None:
-    """The one line of a sanitizer's report that sums it up; None if there is no report."""
-    summary = None
-    for line in said.splitlines():
-        if line.startswith("SUMMARY: "):
-            summary = line.removeprefix("SUMMARY: ")
-        elif ": runtime error: " in line:
+    """What a sanitizer's report says in one line, and from where; None if there is no report."""
+    lines = said.splitlines()
+    for line in lines:
+        if ": runtime error: " in line:
             return line
-    return summary
+    summary = next((line for line in reversed(lines) if line.startswith("SUMMARY: ")), None)
+    if summary is None:
+        return None
+    # The summary names the innermost place, which can lie in the standard library.
+    frames = (_FRAME.match(line) for line in lines)
+    places = (frame[1] for frame in frames if frame and not _LIBRARY.search(frame[1]))
+    place = next(places, None)
+    told = summary.removeprefix("SUMMARY: ")
+    return told if place is None or place in told else f"{told}, reached from {place}"
+
+
+_FRAME = re.compile(r"\s*#\d+ 0x[0-9a-f]+ in .* (\S+:\d+)(?::\d+)?$")
+_LIBRARY = re.compile(r"/include/c\+\+/|libsanitizer|/sysdeps/")
 
 
 def _pipes(popen: "subprocess.Popen[bytes]") -> list[IO[bytes]]:
