@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evictcheck.console import processes, progress, stdout_console, write_json
+from evictcheck.diff import diff_command
 from evictcheck.explore import explore_command
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable
 from evictcheck.matrix import matrix_command
@@ -183,6 +184,7 @@ def list_targets(
 
 app.command(name="explore")(explore_command)
 app.command(name="matrix")(matrix_command)
+app.command(name="diff")(diff_command)
 
 
 def main() -> None:

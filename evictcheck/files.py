@@ -97,5 +97,19 @@ def write_counterexample(folder: Path, counterexample: Counterexample, number: i
     return [folder / name for name in contents]
 
 
+def write_trace(folder: Path, counterexample: Counterexample, number: int) -> Path:
+    """Writes a counterexample as a trace alone, where no one target fails it: a difference between two.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    kind = counterexample.violation.property
+    stem = f"{_slug(counterexample.target)}-{counterexample.trace.discipline}-{kind}-{number}"
+    note = f"{kind}: {counterexample.violation.expected}, {counterexample.violation.observed}"
+    path = folder / f"{stem}.trace.json"
+    write_whole(path, encode_trace(counterexample.trace, note))
+    return path
+
+
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")

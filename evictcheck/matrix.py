@@ -84,7 +84,7 @@ def _table(rows: tuple[Row, ...], title: str) -> Table:
         table.add_column(str(number), no_wrap=True, justify="center")
     for _, alike in groupby(rows, key=lambda row: [_short(verdict) for verdict in row.verdicts]):
         first, *others = alike
-        releases = f"{first.release} - {others[-1].release}" if others else first.release
+        releases = f"{first.release} - {others[-1].release} ({len(others) + 1})" if others else first.release
         cells = [Text(_short(verdict), STYLES[verdict.outcome]) for verdict in first.verdicts]
         table.add_row(releases, *cells)
     return table

@@ -75,7 +75,7 @@ def tell(trace: Trace, target: Target) -> tuple[Row, ...]:
 
 
 def _row(number: int, step: str, call: Call, before: State, judge: Lockstep, violation: Violation | None) -> Row:
-    name, item = call_in_words(call), _subject(call, before.workload)
+    name, item = call_in_words(call), subject_in_words(call, before.workload)
     if violation is not None:
         changes = f"expected {violation.expected}; observed {violation.observed}"
         return Row(number, step, name, item, "", changes, True)
@@ -117,7 +117,8 @@ def call_in_words(call: Call) -> str:
     return name
 
 
-def _subject(call: Call, workload: Workload) -> str:
+def subject_in_words(call: Call, workload: Workload) -> str:
+    """What a call is about: `r1[0] a`, a request, or ""."""
     request_id = getattr(call, "request_id", None)
     if request_id is None:
         return ""

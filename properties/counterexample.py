@@ -2,9 +2,8 @@
 
 from msgspec import Struct
 
-from impl.target import Target
 from model.operations import Trace
-from properties.lockstep import Lockstep, Violation
+from properties.lockstep import Subject, Violation, stand
 
 
 class Counterexample(Struct, frozen=True):
@@ -47,12 +46,12 @@ class Counterexample(Struct, frozen=True):
         )
 
 
-def replay(trace: Trace, target: Target) -> Violation | None:
+def replay(trace: Trace, target: Subject) -> Violation | None:
     """Runs a trace against a fresh session; the first violation, or None.
 
     Calls are made as they stand in the trace: whether they are legal is the contract's question.
     """
-    judge = Lockstep(target, trace.workload)
+    judge = stand(target, trace.workload)
     try:
         for call in trace.calls:
             violation = judge.apply(call)

@@ -29,14 +29,15 @@ from typing import Protocol, TypeAlias
 from msgspec import Struct
 
 from impl.errors import TargetError
-from impl.target import Shows, Target
+from impl.target import Shows
 from impl.targets import resolve
 from model.contract import Caller, Position, freedom, moves, script, start, step_of
 from model.operations import Call, Discipline, Move, Result, Step, Trace
 from model.reference import State
 from model.workload import Workload
 from properties.counterexample import Counterexample, replay
-from properties.lockstep import Lockstep, Violation, legal_in_all
+from properties.difference import Pair
+from properties.lockstep import ENDS_BRANCH, Judge, Subject, Violation, legal_in_all, stand
 from properties.scopes import Scope, WorkloadClass, workload_classes
 from properties.situations import Situation, situations_of
 from properties.symmetry import Symmetry
@@ -98,6 +99,25 @@ class Covered(Struct, frozen=True):
     counterexamples: tuple[Counterexample, ...]
 
 
+class Named(Struct, frozen=True):
+    """A subject by the names of its targets, as another process finds it.
+
+    Attributes:
+        targets: One name, or the two of a pair.
+        up_to: What a pair leaves out.
+    """
+
+    targets: tuple[str, ...]
+    up_to: frozenset[str] = frozenset()
+
+
+def named(subject: Subject) -> Named:
+    """The names by which another process finds a subject."""
+    if isinstance(subject, Pair):
+        return Named((subject.first.name, subject.second.name), subject.up_to)
+    return Named((subject.name,))
+
+
 Progress: TypeAlias = Callable[[int, int], None]
 """Told after each workload how many are done, of how many."""
 
@@ -117,7 +137,7 @@ class Record(Protocol):
 
 
 def explore(
-    target: Target,
+    target: Subject,
     scope: Scope,
     discipline: Discipline,
     *,
@@ -152,7 +172,7 @@ def explore(
 
 
 def explore_classes(
-    target: Target,
+    target: Subject,
     classes: Iterable[WorkloadClass],
     discipline: Discipline,
     *,
@@ -171,7 +191,7 @@ def explore_classes(
     covering = (
         _one_by_one(target, todo, discipline, deadline, deepest)
         if executor is None
-        else _side_by_side(executor, target.name, todo, discipline, deadline, deepest)
+        else _side_by_side(executor, named(target), todo, discipline, deadline, deepest)
     )
     try:
         for number, covered in covering:
@@ -187,7 +207,7 @@ def explore_classes(
 
 
 def _one_by_one(
-    target: Target,
+    target: Subject,
     todo: list[tuple[int, Workload]],
     discipline: Discipline,
     deadline: float | None,
@@ -202,7 +222,7 @@ def _one_by_one(
 
 def _side_by_side(
     executor: Executor,
-    name: str,
+    names: Named,
     todo: list[tuple[int, Workload]],
     discipline: Discipline,
     deadline: float | None,
@@ -210,7 +230,7 @@ def _side_by_side(
 ) -> Iterator[tuple[int, Covered]]:
     # The large ones come last in the list; begun first, they do not keep one process busy at the end.
     futures = {
-        executor.submit(cover_named, name, workload, discipline, deadline, deepest): number
+        executor.submit(cover_named, names, workload, discipline, deadline, deepest): number
         for number, workload in reversed(todo)
     }
     try:
@@ -231,15 +251,16 @@ def _ignore_interrupts() -> None:
 
 
 @lru_cache(maxsize=8)
-def _resolved(name: str) -> Target:
-    return resolve(name)
+def _resolved(names: Named) -> Subject:
+    targets = [resolve(name) for name in names.targets]
+    return targets[0] if len(targets) == 1 else Pair(targets[0], targets[1], names.up_to)
 
 
 def cover_named(
-    name: str, workload: Workload, discipline: Discipline, deadline: float | None, deepest: int | None
+    names: Named, workload: Workload, discipline: Discipline, deadline: float | None, deepest: int | None
 ) -> Covered:
-    """`cover` for a target that this process finds by its name."""
-    return cover(_resolved(name), workload, discipline, deadline, deepest)
+    """`cover` for a subject that this process finds by its names."""
+    return cover(_resolved(names), workload, discipline, deadline, deepest)
 
 
 def _put_together(
@@ -324,14 +345,14 @@ class _Edge(Struct, frozen=True):
 class _Code:
     """The real code's own graph: judged states as nodes, each with a judge that stands there."""
 
-    def __init__(self, target: Target, workload: Workload, discipline: Discipline) -> None:
+    def __init__(self, target: Subject, workload: Workload, discipline: Discipline) -> None:
         self._remembers = discipline is Discipline.CALLER
         self._of_call = _by_kind(situations_of(discipline))
-        root = Lockstep(target, workload)
-        self._judges = [root]
+        root = stand(target, workload)
+        self._judges: list[Judge] = [root]
         self._index: dict[Hashable, int] = {root.key: 0}
         self._edges: dict[tuple[int, Call], _Edge] = {}
-        self._copy: Lockstep | None = None
+        self._copy: Judge | None = None
         self._copy_of = -1
         self._idle: list[Call] = []
         self.states: list[State] = [root.state]
@@ -367,7 +388,7 @@ class _Code:
         self._copy = None
         return _Edge(self._node(judge), judge.last.expected, reached)
 
-    def _standing_in(self, node: int) -> Lockstep:
+    def _standing_in(self, node: int) -> Judge:
         """A judge in that state that may be used up."""
         if self._copy is None or self._copy_of != node:
             if self._copy is not None:
@@ -386,7 +407,7 @@ class _Code:
                 idle = ()
         return _Edge(-1, None, (), violation, idle)
 
-    def _node(self, judge: Lockstep) -> int:
+    def _node(self, judge: Judge) -> int:
         node = self._index.setdefault(judge.key, len(self._judges))
         if node == len(self._judges):
             self._judges.append(judge)
@@ -441,7 +462,7 @@ def _by_kind(situations: tuple[Situation, ...]) -> dict[type, tuple[Situation, .
 class _Identity:
     """What makes two positions the same."""
 
-    def __init__(self, code: _Code, target: Target, symmetry: Symmetry) -> None:
+    def __init__(self, code: _Code, target: Subject, symmetry: Symmetry) -> None:
         self._code = code
         self._symmetry = symmetry
         self._shown = target.shows is Shows.INTERNALS
@@ -462,7 +483,7 @@ _Path: TypeAlias = tuple["_Path", Step] | None
 
 
 def cover(
-    target: Target,
+    target: Subject,
     workload: Workload,
     discipline: Discipline,
     deadline: float | None = None,
@@ -519,11 +540,13 @@ def cover(
     )
 
 
-def _offer(found: Shortest, target: Target, empty: Trace, path: _Path, move: Move, taken: _Taken) -> None:
+def _offer(found: Shortest, target: Subject, empty: Trace, path: _Path, move: Move, taken: _Taken) -> None:
     """Offers a violation, once a fresh session has shown it again."""
     assert taken.broken is not None
     assert taken.broken.violation is not None
     broken = taken.broken.violation.property
+    if broken == ENDS_BRANCH:
+        return
     steps = [step_of(move, taken.calls)]
     steps += [Step((call,)) for call in reversed(taken.broken.before)]
     while path is not None:

@@ -12,6 +12,7 @@ when it evicts. Such a deviation is remembered, since two states that differ in 
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache, lru_cache, partial
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,6 +54,73 @@ class Answer(Struct, frozen=True):
     expected: Result
     observed: Result
     shown: Observation
+
+
+class Judge(Protocol):
+    """What an engine asks of a judge: `Lockstep`, or one that compares two implementations."""
+
+    last: Answer | None
+
+    @property
+    def state(self) -> State:
+        """The reference state; of several that remain possible, the first."""
+
+    @property
+    def possible(self) -> tuple[State, ...]:
+        """The reference states that remain possible."""
+
+    @property
+    def in_accord(self) -> bool:
+        """Whether one reference state is possible and is exactly what is shown."""
+
+    @property
+    def repeated(self) -> frozenset[str]:
+        """Hashes listed more than once as evicted and not yet reported."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for two judges that the same future calls cannot tell apart."""
+
+    def fork(self) -> "Judge":
+        """An independent judge in the same situation."""
+
+    def apply(self, call: Call) -> Violation | None:
+        """Makes one legal call; what it broke, if it did."""
+
+    def close(self) -> None:
+        """Gives back what is occupied."""
+
+
+@runtime_checkable
+class Pairing(Protocol):
+    """A subject that brings a judge of its own: two targets to compare (`properties.difference`)."""
+
+    @property
+    def name(self) -> str:
+        """As a person names it."""
+
+    @property
+    def shows(self) -> Shows:
+        """How much of its state it shows."""
+
+    @property
+    def has_reset(self) -> bool:
+        """Whether it offers `reset`."""
+
+    def judge(self, workload: Workload) -> Judge:
+        """A fresh judge."""
+
+
+Subject: TypeAlias = Target | Pairing
+"""What engines explore."""
+
+ENDS_BRANCH = ""
+"""The property of a violation that nobody asked about, and after which nothing more can be said."""
+
+
+def stand(subject: Subject, workload: Workload) -> Judge:
+    """A fresh judge of a subject; whatever its target raises on starting comes through."""
+    return subject.judge(workload) if isinstance(subject, Pairing) else Lockstep(subject, workload)
 
 
 class _Past(Struct, frozen=True):
@@ -342,7 +410,7 @@ class Taken(Struct, frozen=True):
     violation: Violation | None
 
 
-def take(judge: Lockstep, position: Position, move: Move) -> Taken:
+def take(judge: Judge, position: Position, move: Move) -> Taken:
     """Carries out a legal move, call by call, each chosen by the answers before it."""
     running = script(position, move)
     calls: list[Call] = []

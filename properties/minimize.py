@@ -16,7 +16,6 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from impl.target import Target
 from model.contract import moves_of, objection, start
 from model.operations import (
     Admit,
@@ -35,7 +34,7 @@ from model.reference import Occurrence
 from model.workload import Item, Request, Workload
 from properties.counterexample import Counterexample
 from properties.exploration import explore_classes
-from properties.lockstep import Lockstep, Violation, take
+from properties.lockstep import Subject, Violation, stand, take
 from properties.scopes import DEFAULT_SCOPE, Scope, WorkloadClass, hash_name, workload_classes
 
 
@@ -51,7 +50,7 @@ class _Attempt(Struct, frozen=True):
 Try: TypeAlias = Callable[[Workload, tuple[Move, ...]], _Attempt | None]
 
 
-def minimize(counterexample: Counterexample, target: Target) -> Counterexample:
+def minimize(counterexample: Counterexample, target: Subject) -> Counterexample:
     """The counterexample with everything left out that can be.
 
     Raises:
@@ -74,7 +73,7 @@ def minimize(counterexample: Counterexample, target: Target) -> Counterexample:
     return replace(counterexample, trace=best.trace, violation=best.violation)
 
 
-def shortest(counterexample: Counterexample, target: Target, *, seconds: float = 1.0) -> Counterexample:
+def shortest(counterexample: Counterexample, target: Subject, *, seconds: float = 1.0) -> Counterexample:
     """A minimised counterexample to the same property that is as short as a short search can make it.
 
     Removing things from one trace can end where only another story is shorter. So small workloads, and the one
@@ -93,7 +92,7 @@ def shortest(counterexample: Counterexample, target: Target, *, seconds: float =
 
 
 def _shorter(
-    best: Counterexample, classes: Iterable[WorkloadClass], target: Target, deadline: float
+    best: Counterexample, classes: Iterable[WorkloadClass], target: Subject, deadline: float
 ) -> Counterexample:
     found = explore_classes(
         target,
@@ -124,10 +123,10 @@ def _small_scope(workload: Workload) -> Scope:
 
 
 def _attempt(
-    workload: Workload, discipline: Discipline, choices: tuple[Move, ...], target: Target, wanted: str
+    workload: Workload, discipline: Discipline, choices: tuple[Move, ...], target: Subject, wanted: str
 ) -> _Attempt | None:
     """Plays moves, leaving out those that are not legal where they stand; None if `wanted` does not break."""
-    judge = Lockstep(target, workload)
+    judge = stand(target, workload)
     position = start(workload, discipline)
     made: list[Move] = []
     steps: list[Step] = []
