@@ -224,7 +224,7 @@ class _Attack:
             parts.append(f"{partial.transitions:,} transitions of {partial.scope}")
         if self._hunt is not None:
             parts.append(f"{self._hunt.examples} random walks")
-        return ", ".join(parts) or "nothing that was run"
+        return ", ".join(parts)
 
 
 def verdict_on(
@@ -241,7 +241,7 @@ def verdict_on(
         asked: The property.
         target: What was attacked.
         found: The counterexamples found, to any property.
-        evidence: What was run, in words and numbers.
+        evidence: What was run, in words and numbers; "" if nothing was.
         complete: Whether everything that was asked was run.
     """
     own = [one for one in found if one.violation.property == asked.name]
@@ -256,7 +256,8 @@ def verdict_on(
     if asked.name == "reset-initial" and not target.has_reset:
         return Verdict(asked.name, Outcome.NOT_OBSERVABLE, "the target has no reset")
     if not complete:
-        return Verdict(asked.name, Outcome.UNKNOWN, f"stopped early; nothing broke it in {evidence}")
+        covered = f"; nothing broke it in {evidence}" if evidence else ", before anything was explored"
+        return Verdict(asked.name, Outcome.UNKNOWN, f"stopped early{covered}")
     if asked.name in target.era:
         return Verdict(asked.name, Outcome.ERA, f"by the rule of its time, not today's; {evidence}")
     return Verdict(asked.name, Outcome.HOLDS, evidence)
