@@ -117,6 +117,8 @@ class DriverProcess:
         self._finalizer()
 
     def _exchange(self, text: bytes, count: int, timeout: float, received: bytearray) -> None:
+        if any(pipe == self._from for pipe, _ in self._reading.poll(0)) and self._read(timeout):
+            raise NoAnswerError("the driver wrote something that it was not asked for")
         left = memoryview(text)
         missing = count
         deadline = monotonic() + timeout
