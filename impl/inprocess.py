@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence, Set
 from copy import deepcopy
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -24,7 +25,7 @@ from model.operations import (
     Reset,
     Result,
 )
-from model.workload import Request, Workload
+from model.workload import Item, Request, Workload
 
 METHODS = (
     "check_and_update_cache",
@@ -38,6 +39,7 @@ METHODS = (
 """What a class must offer to be judged; `reset` and the two counters are optional."""
 
 _COUNTERS = ("num_free_slots", "num_freeable_slots")
+_SAMPLE_EMBEDS = 4
 
 
 class FeatureView:
@@ -48,11 +50,16 @@ class FeatureView:
     def __init__(self, identifier: str) -> None:
         self.identifier = identifier
 
+    def __deepcopy__(self, memo: object) -> "FeatureView":
+        return self
+
 
 class RequestView:
     """A request that answers what any supported release asks of one.
 
-    `mm_hashes` is asked up to 0.10.2, `get_num_encoder_tokens` up to 0.12.0, the rest by later releases.
+    `mm_hashes` is asked up to 0.10.2, `get_num_encoder_tokens` up to 0.12.0, the rest by later releases. A
+    manager may keep the object, and a copy of the manager must know it again: nobody changes it, so it is its
+    own copy.
     """
 
     __slots__ = ("_embeds", "mm_features", "mm_hashes", "request_id")
@@ -62,6 +69,9 @@ class RequestView:
         self.mm_hashes = [item.mm_hash for item in request.items]
         self.mm_features = [FeatureView(item.mm_hash) for item in request.items]
         self._embeds = [item.embeds for item in request.items]
+
+    def __deepcopy__(self, memo: object) -> "RequestView":
+        return self
 
     def get_num_encoder_embeds(self, input_id: int) -> int:
         """Size of an input's encoder output, in embeds (0.13.0 on)."""
@@ -101,10 +111,10 @@ def python_target(name: str, manager_class: type[Any], era: frozenset[str] = fro
             f"a manager must offer {', '.join(METHODS)}"
         )
     try:
-        sample = manager_class(4)
-    except Exception as error:
+        sample = manager_class(_SAMPLE_EMBEDS)
+    except (Exception, SystemExit) as error:
         raise TargetError(
-            f"{name}: {manager_class.__name__}(4) raised {in_words(error)}; "
+            f"{name}: {manager_class.__name__}({_SAMPLE_EMBEDS}) raised {in_words(error)}; "
             f"a manager is constructed from its capacity alone"
         ) from error
     shows = Shows.RESULTS
@@ -113,13 +123,41 @@ def python_target(name: str, manager_class: type[Any], era: frozenset[str] = fro
     return PythonTarget(name, manager_class, shows, callable(getattr(manager_class, "reset", None)), era)
 
 
-def _keeps_upstreams_bookkeeping(manager: Any) -> bool:
-    """Whether the attributes that show the bookkeeping are there, in upstream's shapes."""
+def _keeps_upstreams_bookkeeping(sample: Any) -> bool:
+    """Whether the attributes that show the bookkeeping are there, in upstream's shapes.
+
+    What they hold shows only when something is cached, evictable and evicted in turn. Should the manager not
+    get that far, the judge will say so.
+    """
+    if not _has_upstreams_shapes(sample):
+        return False
+    view = RequestView(Request("request", (Item("first", _SAMPLE_EMBEDS), Item("second", _SAMPLE_EMBEDS))))
+    session = PythonSession(sample, {view.request_id: view}, Shows.RESULTS)
+    try:
+        for call in (
+            Allocate(view.request_id, 0),
+            FreeInput(view.request_id, 0),
+            CanAllocate(view.request_id, 1, _SAMPLE_EMBEDS, 0),
+        ):
+            session.call(call)
+            if not _has_upstreams_shapes(sample):
+                return False
+    except (Exception, SystemExit):  # noqa: BLE001 - a fault of the implementation, and not to be judged here
+        return True
+    return True
+
+
+def _has_upstreams_shapes(manager: Any) -> bool:
+    cached, freeable = getattr(manager, "cached", None), getattr(manager, "freeable", None)
+    freed, listed = getattr(manager, "freed", None), getattr(manager, "request_cached_ids", {})
     return (
-        isinstance(getattr(manager, "cached", None), Mapping)
-        and isinstance(getattr(manager, "freeable", None), Mapping)
-        and isinstance(getattr(manager, "freed", None), Sequence | Set)
-        and isinstance(getattr(manager, "request_cached_ids", {}), Mapping)
+        isinstance(cached, Mapping)
+        and isinstance(freeable, Mapping)
+        and isinstance(freed, Sequence | Set)
+        and isinstance(listed, Mapping)
+        and all(isinstance(holders, Sequence | Set) for holders in cached.values())
+        and all(isinstance(name, str) for names in (cached, freeable, freed, listed) for name in names)
+        and all(isinstance(name, str) for holders in cached.values() for name in holders)
     )
 
 
@@ -212,39 +250,56 @@ _ATOMS = frozenset({int, str, bool, float, bytes, type(None)})
 
 def _copied(manager: Any) -> Any:
     """A copy of a manager: quickly if it consists of plain containers, else by `deepcopy`."""
-    attributes = getattr(manager, "__dict__", None)
-    if attributes is not None:
-        seen: list[int] = []
+    if _is_its_dictionary(manager.__class__):
+        seen: set[int] = set()
         try:
-            copies = {name: _copied_value(value, seen) for name, value in attributes.items()}
+            copies = {name: _copied_value(value, seen) for name, value in vars(manager).items()}
         except _NotPlainError:
             pass
         else:
-            # One container reachable in two ways must stay one; deepcopy keeps it so.
-            if len(set(seen)) == len(seen):
-                copy = object.__new__(type(manager))
-                copy.__dict__.update(copies)
-                return copy
+            copy = object.__new__(type(manager))
+            copy.__dict__.update(copies)
+            return copy
     try:
         return deepcopy(manager)
     except Exception as error:
         raise CannotForkError(str(error)) from error
 
 
+@lru_cache(maxsize=256)
+def _is_its_dictionary(kind: Any) -> bool:
+    """Whether objects of a class are what their `__dict__` holds, and are copied in no way of their own."""
+    own_ways = ("__new__", "__getstate__", "__reduce__", "__reduce_ex__")
+    return (
+        kind.__dictoffset__ != 0
+        and all(getattr(kind, way, None) is getattr(object, way, None) for way in own_ways)
+        and not hasattr(kind, "__deepcopy__")
+        and not hasattr(kind, "__setstate__")
+        and not any(set(vars(base).get("__slots__", ())) - {"__dict__", "__weakref__"} for base in kind.__mro__)
+    )
+
+
 class _NotPlainError(Exception):
-    """A value that is no plain container of plain values."""
+    """A value that is no plain container of plain values, or one that is reached in two ways.
+
+    One container that is reached in two ways must stay one; deepcopy keeps it so.
+    """
 
 
-def _copied_value(value: Any, seen: list[int]) -> Any:
+def _copied_value(value: Any, seen: set[int]) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
     if kind is tuple or kind is frozenset:
         return kind([_copied_value(item, seen) for item in value])
-    seen.append(id(value))
+    if id(value) in seen:
+        raise _NotPlainError
+    seen.add(id(value))
     if kind is dict or kind is OrderedDict or kind is defaultdict:
         copy = value.copy()
         for key, item in value.items():
+            if type(key) not in _ATOMS and not _is_plain_key(key):
+                raise _NotPlainError
             if type(item) not in _ATOMS:
                 copy[key] = _copied_value(item, seen)
         return copy
@@ -259,6 +314,10 @@ def _copied_value(value: Any, seen: list[int]) -> Any:
                 copy[place] = _copied_value(item, seen)
         return copy
     raise _NotPlainError
+
+
+def _is_plain_key(key: Any) -> bool:
+    return type(key) is tuple and all(type(part) in _ATOMS for part in key)
 
 
 def asked_of_requests(manager_class: type[Any]) -> frozenset[str]:
