@@ -4,21 +4,28 @@
 asks of a request (`impl.inprocess.RequestView`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 
 class Feature(Protocol):
     """A multimodal item as upstream's requests carry it (0.11.0 on)."""
 
-    identifier: str
+    @property
+    def identifier(self) -> str:
+        """Its `mm_hash`."""
 
 
 class ManagedRequest(Protocol):
     """What a manager may ask of a request."""
 
-    request_id: str
-    mm_features: list[Feature]
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+
+    @property
+    def mm_features(self) -> Sequence[Feature]:
+        """Its items, by input id."""
 
     def get_num_encoder_embeds(self, input_id: int) -> int:
         """Size of an input's encoder output, in embeds."""
