@@ -106,6 +106,16 @@ class DriverProcess:
         self._remember(text, received)
         return bytes(received)
 
+    def ends_with_its_input(self, timeout: float) -> bool:
+        """Closes its input, and says whether it ends by itself in so many seconds."""
+        self._writing.unregister(self._to)
+        _pipes(self._popen)[0].close()
+        try:
+            self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def nonsense(self, trouble: str) -> NoAnswerError:
         """Ends a driver whose answer means nothing, and gives the exception that says so."""
         self.end()
