@@ -16,6 +16,7 @@ from evictcheck.explore import explore_command
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable
 from evictcheck.matrix import matrix_command
 from evictcheck.report import REPORT_FORMAT, present, report_json, show, verdict_table
+from evictcheck.vectors import vectors_command
 from impl import upstream
 from impl.defects import DEFECTS
 from impl.targets import FORMS, resolve
@@ -185,6 +186,7 @@ def list_targets(
 app.command(name="explore")(explore_command)
 app.command(name="matrix")(matrix_command)
 app.command(name="diff")(diff_command)
+app.command(name="vectors")(vectors_command)
 
 
 def main() -> None:

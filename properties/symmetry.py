@@ -13,7 +13,7 @@ from math import comb, prod
 from msgspec import Struct
 
 from model.contract import Caller, Position
-from model.operations import Discipline
+from model.operations import Call, Discipline
 from model.reference import State
 from model.workload import Workload
 
@@ -50,6 +50,36 @@ class Symmetry:
             return self._image(state, held, position.caller, repeated, self._renamings[0]), variants
         images = {self._image(state, held, position.caller, repeated, one) for one in self._renamings}
         return min(images), variants * len(images)
+
+    def transition(self, state: State, call: Call) -> Hashable:
+        """A value equal for a call in a state and for the renamed call in the renamed state."""
+        held, _ = self._pushed_down(state.held) if self._open else (state.held, 1)
+        return min(
+            (self._image(state, held, None, frozenset(), renaming), self._renamed_call(state, call, renaming))
+            for renaming in self._renamings
+        )
+
+    def _renamed_call(self, state: State, call: Call, renaming: "Renaming") -> tuple[object, ...]:
+        """A call with its names exchanged; an input counts by its item and by whether it is held."""
+        kind = type(call).__name__
+        request_id: str | None = getattr(call, "request_id", None)
+        if request_id is None:
+            return (kind,)
+        request = renaming.requests[request_id]
+        input_id: int | None = getattr(call, "input_id", None)
+        if input_id is None:
+            return (kind, request)
+        place: object = (
+            (
+                renaming.hashes[state.workload.item(request_id, input_id).mm_hash],
+                (request_id, input_id) in state.held,
+            )
+            if self._open
+            else renaming.inputs[request_id, input_id]
+        )
+        embeds = state.workload.item(request_id, input_id).embeds
+        budget, promised = getattr(call, "compute_budget", 0), getattr(call, "embeds_to_schedule", 0)
+        return (kind, request, place, embeds, budget, promised)
 
     def _pushed_down(self, held: frozenset[tuple[str, int]]) -> tuple[frozenset[tuple[str, int]], int]:
         """Held inputs moved to the first of those that they can be exchanged with."""
