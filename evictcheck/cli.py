@@ -157,8 +157,10 @@ def list_targets(
     for form in FORMS:
         forms.add_row(form.example, form.sentence)
     defects = Table(title="seeded defects", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("defect", "what it does wrong", "breaks", "shows at scope"):
-        defects.add_column(heading)
+    defects.add_column("defect", no_wrap=True)
+    defects.add_column("what it does wrong")
+    defects.add_column("breaks", no_wrap=True)
+    defects.add_column("shows at scope", no_wrap=True)
     for defect in DEFECTS:
         defects.add_row(f"port:{defect.name}", defect.sentence, defect.property, defect.scope)
     cached = upstream.cached_releases()
