@@ -449,8 +449,8 @@ class _Run:
             on_defect = replay(trace, resolve(defect))
             if on_defect is not None and _is_last(on_defect, name, trace):
                 raise SearchError(
-                    f"the shortest trace to {name} does as it should on {defect}, but {seen}: that target does not "
-                    f"have the fault that --without leaves in, or has another one besides; replay on one that has it"
+                    f"the shortest trace that breaks {name} does so on {defect}, but {seen}: that target lacks "
+                    f"the fault that --without leaves in, or has another one; replay on a target that has it"
                 )
         raise ModelMismatchError(
             f"z3 found a trace that breaks {name} in the relation, but {seen}. The relation is wrong, which is a "

@@ -339,16 +339,19 @@ class _AnySize:
         self._universes: list[list[Any]] | None = None
 
     def _every(self, sort: int, holds: Callable[[Any], Any]) -> z3.BoolRef:
-        """For all of a sort; in the finite world of a model, one by one."""
+        """For all of a sort; in the finite world of a model, one by one.
+
+        The bound constant is a fresh one: the same name twice, one inside the other, would be one variable.
+        """
         if self._universes is not None:
             return z3.And([holds(one) for one in self._universes[sort]])
-        bound = z3.Const("rxh"[sort], self.sorts[sort])
+        bound = z3.FreshConst(self.sorts[sort], "rxh"[sort])
         return z3.ForAll([bound], holds(bound))
 
     def _some(self, sort: int, holds: Callable[[Any], Any]) -> z3.BoolRef:
         if self._universes is not None:
             return z3.Or([holds(one) for one in self._universes[sort]])
-        bound = z3.Const("rxh"[sort], self.sorts[sort])
+        bound = z3.FreshConst(self.sorts[sort], "rxh"[sort])
         return z3.Exists([bound], holds(bound))
 
     def premises(self, operation: str) -> list[z3.BoolRef]:
@@ -494,7 +497,12 @@ class _AnySize:
 
     def failure(self, obligation: Obligation, model: z3.ModelRef) -> Failure:
         """The counterexample that a model is."""
-        self._universes = [list(model.get_universe(sort) or ()) for sort in self.sorts]
+        some = (self.r, self.o, self.hash_of(self.o))
+        self._universes = [
+            # A sort that the model says nothing about has one element.
+            list(model.get_universe(sort) or (model.eval(one, model_completion=True),))
+            for sort, one in zip(self.sorts, some, strict=True)
+        ]
         try:
             return self._shown(obligation, model, self._universes)
         finally:
@@ -525,6 +533,9 @@ class _AnySize:
                 tuple(name_of(h) for h in hashes if true(state.evicted(h))),
             )
 
+        # What is shown is what was found: premises and goal once more, without quantifiers.
+        assert all(true(premise) for premise in self.premises(obligation.operation))
+        assert not true(self.goal(obligation))
         drains = obligation.operation == "drain"
         report = tuple(name_of(h) for h in hashes if drains and true(self.reported(h)))
         if drains or obligation.operation in ("reset", INITIAL):
@@ -667,7 +678,9 @@ def smtlib(obligation: Obligation, scope: Scope, switches: Switches) -> str:
         world = _in_scope(bounds_of(scope), switches, obligation.discipline)
         logic, reach = "QF_BV", f"within the scope {scope}"
         solver.add(world.relation.world)
-    solver.add(*world.premises(obligation.operation), z3.Not(world.goal(obligation)))
+    claims = [*world.premises(obligation.operation), z3.Not(world.goal(obligation))]
+    # z3 prints an empty disjunction as a bare `or`, which other solvers do not read.
+    solver.add([z3.simplify(claim) for claim in claims])
     left_out = [name.replace("_", "-") for name in Switches.__struct_fields__ if not getattr(switches, name)]
     comment = [
         f"{obligation.claim} and {obligation.operation} ({obligation.discipline} discipline), {reach}.",
