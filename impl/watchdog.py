@@ -6,6 +6,7 @@ the main thread can be interrupted, only between two instructions of Python, and
 SIGALRM.
 """
 
+import atexit
 import signal
 import threading
 from types import CodeType, FrameType
@@ -44,6 +45,8 @@ class Watchdog:
         if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
             return
         self._timeout = timeout
+        # Towards its end the interpreter takes its handlers back, and a tick would then kill the process.
+        atexit.register(self.stop)
         signal.signal(signal.SIGALRM, self._tick)
         signal.setitimer(signal.ITIMER_REAL, timeout / _TICKS, timeout / _TICKS)
 
