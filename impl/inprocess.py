@@ -92,10 +92,14 @@ class PythonTarget(Struct, frozen=True):
     era: frozenset[str] = frozenset()
 
     def start(self, workload: Workload) -> Session:
-        """A fresh manager of the workload's capacity; whatever its constructor raises comes through."""
+        """A fresh manager of the workload's capacity.
+
+        Raises:
+            TargetError: Its constructor raised.
+        """
         WATCHDOG.start()
         views = {request.request_id: RequestView(request) for request in workload.requests}
-        return PythonSession(self.manager_class(workload.capacity), views, self.shows)
+        return PythonSession(_constructed(self.name, self.manager_class, workload.capacity), views, self.shows)
 
 
 def python_target(name: str, manager_class: type[Any], era: frozenset[str] = frozenset()) -> PythonTarget:
@@ -110,17 +114,21 @@ def python_target(name: str, manager_class: type[Any], era: frozenset[str] = fro
             f"{name}: class {manager_class.__name__} has no {', '.join(missing)}; "
             f"a manager must offer {', '.join(METHODS)}"
         )
-    try:
-        sample = manager_class(_SAMPLE_EMBEDS)
-    except (Exception, SystemExit) as error:
-        raise TargetError(
-            f"{name}: {manager_class.__name__}({_SAMPLE_EMBEDS}) raised {in_words(error)}; "
-            f"a manager is constructed from its capacity alone"
-        ) from error
+    sample = _constructed(name, manager_class, _SAMPLE_EMBEDS)
     shows = Shows.RESULTS
     if all(type(getattr(sample, counter, None)) is int for counter in _COUNTERS):
         shows = Shows.INTERNALS if _keeps_upstreams_bookkeeping(sample) else Shows.COUNTERS
     return PythonTarget(name, manager_class, shows, callable(getattr(manager_class, "reset", None)), era)
+
+
+def _constructed(name: str, manager_class: type[Any], capacity: int) -> Any:
+    try:
+        return manager_class(capacity)
+    except (Exception, SystemExit) as error:
+        raise TargetError(
+            f"{name}: {manager_class.__name__}({capacity}) raised {in_words(error)}; "
+            f"a manager is constructed from its capacity alone"
+        ) from error
 
 
 def _keeps_upstreams_bookkeeping(sample: Any) -> bool:

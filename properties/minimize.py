@@ -16,6 +16,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from impl.errors import TargetError
 from model.contract import moves_of, objection, start
 from model.operations import (
     Admit,
@@ -94,14 +95,17 @@ def shortest(counterexample: Counterexample, target: Subject, *, seconds: float 
 def _shorter(
     best: Counterexample, classes: Iterable[WorkloadClass], target: Subject, deadline: float
 ) -> Counterexample:
-    found = explore_classes(
-        target,
-        classes,
-        best.trace.discipline,
-        name=f"{len(best.trace) - 1} steps",
-        deepest=len(best.trace) - 1,
-        deadline=deadline,
-    )
+    try:
+        found = explore_classes(
+            target,
+            classes,
+            best.trace.discipline,
+            name=f"{len(best.trace) - 1} steps",
+            deepest=len(best.trace) - 1,
+            deadline=deadline,
+        )
+    except TargetError:
+        return best
     for shorter in found.counterexamples:
         if shorter.violation.property == best.violation.property:
             return replace(minimize(shorter, target), engine=best.engine)
@@ -126,7 +130,11 @@ def _attempt(
     workload: Workload, discipline: Discipline, choices: tuple[Move, ...], target: Subject, wanted: str
 ) -> _Attempt | None:
     """Plays moves, leaving out those that are not legal where they stand; None if `wanted` does not break."""
-    judge = stand(target, workload)
+    try:
+        judge = stand(target, workload)
+    except TargetError:
+        # It could be started for the workload at hand, but not for this smaller one.
+        return None
     position = start(workload, discipline)
     made: list[Move] = []
     steps: list[Step] = []

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from impl.defects import DEFECTS, Defect
-from impl.inprocess import PythonTarget
+from impl.defects import DEFECTS, Defect, EarlyEvictable
+from impl.inprocess import PythonTarget, python_target
 from impl.target import Target
 from impl.targets import resolve
 from model.contract import moves, moves_of, refuse_illegal, start, trace_of
@@ -280,6 +280,26 @@ def test_items_of_many_embeds_shrink_to_one() -> None:
     minimal = minimize(Counterexample(trace, violation, target.name, "by hand"), target)
     assert minimal.trace.workload == Workload(1, (Request("r1", (Item("a", 1), Item("a", 1))),), 1)
     assert moves_of(minimal.trace) == (Allocate("r1", 0), Check("r1", 1), FreeInput("r1", 0))
+
+
+class FromTwo(EarlyEvictable):
+    """Early-evictable, and not to be had with a capacity of 1."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 2:
+            raise ValueError("too small")
+        super().__init__(capacity)
+
+
+def test_a_workload_that_a_target_cannot_be_started_for_is_no_smaller_one() -> None:
+    target = python_target("from-two", FromTwo)
+    workload = Workload(3, (Request("r1", (Item("a", 1), Item("a", 1))),), 3)
+    trace = trace_of(workload, OPEN, (Allocate("r1", 0), Check("r1", 1), Check("r1", 0), FreeInput("r1", 0)))
+    violation = replay(trace, target)
+    assert violation is not None
+    best = shortest(Counterexample(trace, violation, target.name, "by hand"), target)
+    assert (best.trace.workload.capacity, len(best.trace)) == (2, 3)
+    refuse_unsound(best, target)
 
 
 def test_one_hash_keeps_its_two_sizes_where_they_make_the_fault(release: Release) -> None:
