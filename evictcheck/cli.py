@@ -27,7 +27,6 @@ from properties.scopes import DEFAULT_SCOPE, parse_scope
 from properties.verdicts import Outcome, Question, Report, judge, property_named
 
 app = typer.Typer(
-    help="Find, minimise and rule out invariant violations in encoder-cache managers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
