@@ -8,8 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,16 +61,28 @@ def evictcheck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     return run
 
 
-def in_a_process(folder: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Starts the command as a person does, in a pipe."""
+def in_a_process(folder: Path, *arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Starts the command as a person does, with results in a pipe."""
     return subprocess.Popen(
         [sys.executable, "-c", "from evictcheck.cli import main; main()", *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, "EVICTCHECK_CACHE": str(folder / "cache"), **environment},
+        env={**os.environ, "EVICTCHECK_CACHE": str(folder / "cache"), "TERM": "xterm-256color"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
+
+
+def screens(terminal: int) -> Iterator[str]:
+    """What is shown on a terminal, as it comes, until nobody writes to it any more."""
+    while select.select([terminal], [], [], 120)[0]:
+        try:
+            block = os.read(terminal, 1 << 16)
+        except OSError:
+            return
+        if not block:
+            return
+        yield block.decode(errors="replace")
 
 
 def written(folder: Path) -> list[str]:
@@ -478,54 +489,37 @@ def test_walks_leave_nothing_where_the_person_stands(tmp_path: Path) -> None:
     assert set(written(tmp_path)) <= {"cache"}
 
 
-def test_a_terminal_gets_progress_and_colours(tmp_path: Path) -> None:
+def test_a_terminal_gets_progress_and_a_pipe_results(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from evictcheck.cli import main; main()", "check", "port:early-evictable", *SMALL],
-        cwd=tmp_path,
-        env={**os.environ, "EVICTCHECK_CACHE": str(tmp_path / "cache"), "TERM": "xterm-256color"},
-        stdout=theirs,
-        stderr=theirs,
-    )
+    process = in_a_process(tmp_path, "check", "port:early-evictable", *SMALL, stderr=theirs)
     os.close(theirs)
-    screen = b""
-    while select.select([ours], [], [], 120)[0]:
-        try:
-            block = os.read(ours, 1 << 16)
-        except OSError:
-            break
-        if not block:
-            break
-        screen += block
+    shown = "".join(screens(ours))
     os.close(ours)
-    assert process.wait() == 1
-    text = screen.decode()
-    hidden_cursor, spinner = "\x1b[?25l", "⠋"
-    assert hidden_cursor in text
-    assert spinner in text
-    assert "\x1b[1;31mviolated" in text
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    spinner = "⠋"
+    assert f"{spinner}\x1b[0m port:early-evictable" in shown
+    assert spinner not in out
+    assert "violated" in out
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_leaves_the_results_so_far(tmp_path: Path, jobs: str) -> None:
-    arguments = (
-        "check",
-        "port:early-evictable",
-        "port",
-        "--scope",
-        "3r3i3h",
-        "--jobs",
-        jobs,
-        "--json",
-        "so-far.json",
-    )
-    process = in_a_process(tmp_path, *arguments, "--expect", "evictable-unreferenced", PYTHONUNBUFFERED="1")
-    # Exploring that scope takes hours; starting takes a second or two.
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 3, out + err
-    assert "Traceback" not in err
+    # Exploring that scope takes hours.
+    arguments = ["check", "port:early-evictable", "port", "--scope", "3r3i3h", "--jobs", jobs]
+    arguments += ["--json", "so-far.json", "--expect", "evictable-unreferenced"]
+    ours, theirs = pty.openpty()
+    process = in_a_process(tmp_path, *arguments, stderr=theirs)
+    os.close(theirs)
+    shown = ""
+    for screen in screens(ours):
+        if "exploring" in screen and "exploring" not in shown:
+            process.send_signal(signal.SIGINT)
+        shown += screen
+    os.close(ours)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, out + shown
+    assert "Traceback" not in shown
     assert "port:early-evictable: stopped early, so what is unknown is no pass" in out
     (report,) = json.loads((tmp_path / "so-far.json").read_text())["reports"]
     assert report["complete"] is False
