@@ -180,7 +180,7 @@ class Concrete(induction._AnySize):
 def test_the_relation_without_a_scope_does_what_the_reference_does() -> None:
     """Every step of the reference at a small scope is a step of it, with the entries evicted as the victims."""
     steps = 0
-    for workload_class in workload_classes(parse_scope("2r2i2h/sizes=1/capacity=1..2"), Discipline.OPEN)[::2]:
+    for workload_class in workload_classes(parse_scope("2r2i2h/sizes=1/capacity=1..2"), Discipline.OPEN)[::5]:
         met = {initial(workload_class.workload)}
         todo = list(met)
         while todo:
@@ -203,7 +203,7 @@ def test_the_relation_without_a_scope_does_what_the_reference_does() -> None:
                 if after not in met:
                     met.add(after)
                     todo.append(after)
-    assert steps > 800
+    assert steps > 300
 
 
 # --- Another solver ----------------------------------------------------------------------------------------
