@@ -89,9 +89,8 @@ def write_counterexample(folder: Path, counterexample: Counterexample, number: i
         module = f"test_{stem}".replace("-", "_")
         contents[f"{module}.py"] = pytest_source(counterexample, target).encode()
     contents[f"{stem}.trace.json"] = encode_trace(counterexample.trace, note)
-    contents[f"{stem}.itf.json"] = msgspec.json.format(
-        msgspec.json.encode(itf_document(counterexample.trace, note))
-    )
+    itf = msgspec.json.encode(itf_document(counterexample.trace, note))
+    contents[f"{stem}.itf.json"] = msgspec.json.format(itf) + b"\n"
     for name, data in contents.items():
         write_whole(folder / name, data)
     return [folder / name for name in contents]
