@@ -15,7 +15,6 @@ import os
 import sys
 import threading
 import traceback
-import uuid
 import zipfile
 import zlib
 from bisect import bisect
@@ -26,7 +25,6 @@ from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from urllib.parse import unquote, urlsplit
 
-import platformdirs
 import requests
 import urllib3
 from msgspec import Struct
@@ -41,12 +39,15 @@ from pypi_simple import (
 from remotezip import RangeNotSupported, RemoteZip, RemoteZipError  # type: ignore[import-untyped]
 
 from impl.errors import TargetError
+from impl.folders import cache_root as cache_root
+from impl.folders import write_whole
 
 OLDEST = "0.10.2"
 """The first release whose manager is keyed by hash; those before have another manager."""
 
 _MEMBER = "vllm/v1/core/encoder_cache_manager.py"
 _MODULE = "encoder_cache_manager.py"
+_ROOM = "vllm"
 _DIGEST = f"{_MODULE}.sha256"
 
 # Seconds to connect and to wait for an answer: a dead network must show in seconds, not minutes.
@@ -179,7 +180,7 @@ def fetch(release: str) -> Path:
     except _IndexTroubleError as trouble:
         raise TargetError(f"vLLM {version} is not cached and {trouble}, or pass a file (vllm:PATH).") from trouble
     spelling = next(str(known) for known in wheels if known == version)
-    return _keep(source, _cache_folder() / spelling)
+    return _keep(source, cache_root() / _ROOM / spelling)
 
 
 def installed() -> tuple[Path, str]:
@@ -423,19 +424,9 @@ def _read_member(index_url: str, wheel_url: str) -> bytes:
 # --- The cache --------------------------------------------------------------------------------------------
 
 
-def cache_root() -> Path:
-    """Give the folder for what can be had again: EVICTCHECK_CACHE, else the user's cache."""
-    folder = os.environ.get("EVICTCHECK_CACHE")
-    return Path(folder) if folder else platformdirs.user_cache_path("evictcheck")
-
-
-def _cache_folder() -> Path:
-    return cache_root() / "vllm"
-
-
 def _cached_folders() -> list[tuple[Version, Path]]:
     found = []
-    for folder in _cache_folder().glob("*/"):
+    for folder in (cache_root() / _ROOM).glob("*/"):
         try:
             found.append((Version(folder.name), folder))
         except InvalidVersion:
@@ -458,25 +449,14 @@ def _digest_line(source: bytes) -> bytes:
 def _keep(source: bytes, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / _MODULE, source)
-        _replace(folder / _DIGEST, _digest_line(source))
+        write_whole(folder / _MODULE, source)
+        write_whole(folder / _DIGEST, _digest_line(source))
     except OSError as error:
         raise TargetError(
             f"The cache folder {folder} cannot be written ({error.strerror}): set EVICTCHECK_CACHE to one "
             "that can."
         ) from error
     return folder / _MODULE
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 # --- Executing a module -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ process died under another one, is brought back to where it was by making its ca
 a fork costs nothing until it is used, and a driver needs neither copies nor more than one manager.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -108,6 +109,16 @@ def result_text(result: Result) -> bytes:
     return " ".join([str(len(words)), *words]).encode()
 
 
+def look_text(shown: Observation, capabilities: frozenset[str]) -> bytes:
+    """The right answers to `look_lines`, without internals, as a driver writes them."""
+    parts: list[bytes] = []
+    if "counters" in capabilities:
+        parts += [b"%d" % (shown.free_slots or 0), b"%d" % (shown.freeable_slots or 0)]
+    if "ids" in capabilities:
+        parts += [result_text(inputs) for inputs in shown.inputs or ()]
+    return b" ".join(parts) + b"\n" if parts else b""
+
+
 class _Words:
     """The tokens of an answer, taken one by one; whatever is wrong with them is a ValueError."""
 
@@ -192,11 +203,12 @@ def read_look(answers: tuple[bytes, ...], capabilities: frozenset[str], requests
 def _read_internals(answer: bytes) -> Internals:
     words = _Words(answer)
     references = {words.name(): frozenset(words.names()) for _ in range(words.number())}
-    evictable, pending = words.names(), frozenset(words.names())
+    evictable, pending = words.names(), Counter(words.names())
     length = words.number()
     listed = None if length == -1 else frozenset(words.names_after(length))
     words.end()
-    return Internals(references, evictable, pending, listed)
+    repeated = any(times > 1 for times in pending.values())
+    return Internals(references, evictable, frozenset(pending), listed, repeated)
 
 
 # --- Targets and sessions ----------------------------------------------------------------------------------

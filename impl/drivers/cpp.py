@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import platformdirs
 from msgspec import Struct
 
 from impl.drivers.client import TIMEOUT, DriverTarget
 from impl.errors import TargetError
+from impl.folders import cache_root
 
 COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order where `CXX` names none."""
@@ -193,7 +193,7 @@ def build(name: str, tree: Tree, *, driver: Path = _CPP / "driver.cpp", flags: S
     arguments += [str(file.absolute()) for file in (driver, *tree.sources)]
     if not driver.is_file():
         raise TargetError(f"{name}: there is no driver {driver}.")
-    folder = _cache_folder() / _digest("\n".join([*compiler, _version(compiler), *arguments]).encode())
+    folder = cache_root() / "cpp" / _digest("\n".join([*compiler, _version(compiler), *arguments]).encode())
     program, inputs = folder / "driver", folder / "inputs"
     if not _is_current(program, inputs):
         _compile(name, (*compiler, *arguments), folder, program, inputs)
@@ -279,8 +279,3 @@ def _is_current(program: Path, inputs: Path) -> bool:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _cache_folder() -> Path:
-    folder = os.environ.get("EVICTCHECK_CACHE")
-    return (Path(folder) if folder else platformdirs.user_cache_path("evictcheck")) / "cpp"

@@ -189,7 +189,7 @@ class Driver:
         entries = [f"{mm_hash} {as_set(manager.cached[mm_hash])}" for mm_hash in sorted(manager.cached)]
         tracked = getattr(manager, "request_cached_ids", None)
         held = "-1" if tracked is None else as_set(tracked)
-        return " ".join([as_list(entries), as_list(manager.freeable), as_set(manager.freed), held])
+        return " ".join([as_list(entries), as_list(manager.freeable), as_list(sorted(manager.freed)), held])
 
     def answer(self, line: str) -> str:
         """One operation's answer; whatever the manager raises is one too."""
