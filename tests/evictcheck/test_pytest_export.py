@@ -338,9 +338,9 @@ def test_any_names_make_a_file_that_runs(request_id: str, mm_hash: str) -> None:
 
 
 def test_the_name_of_a_target_cannot_break_the_docstring() -> None:
-    strange = replace(by_hand("r1", "a"), target='vllm:C:\\Users\\x\n"""/cache.py')
+    strange = replace(by_hand("r1", "a"), target='vllm:C:\\code\\x\n"""/cache.py')
     source = pytest_source(strange, resolve("port:early-evictable"))
-    assert "\nFound in vllm:C:/Users/x/n'''/cache.py by evictcheck" in source
+    assert "\nFound in vllm:C:/code/x/n'''/cache.py by evictcheck" in source
     assert fails_at_its_end(source, "evictable-unreferenced")
 
 
