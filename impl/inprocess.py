@@ -1,7 +1,7 @@
 """Targets that are Python classes of this process, with upstream's method names."""
 
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence, Set
 from copy import deepcopy
 from functools import lru_cache
 from types import FunctionType
@@ -226,7 +226,7 @@ class PythonSession:
                 tuple(manager.freeable),
                 pending,
                 None if listed is None else frozenset(listed),
-                _NONE if len(freed) == len(pending) else _repeated(freed),
+                len(freed) > len(pending),
             )
             return Observation(inputs, manager.num_free_slots, manager.num_freeable_slots, internals)
         except Hang as hang:
@@ -242,13 +242,6 @@ class PythonSession:
 
     def close(self) -> None:
         """Nothing is occupied."""
-
-
-_NONE: frozenset[str] = frozenset()
-
-
-def _repeated(freed: Collection[str]) -> frozenset[str]:
-    return frozenset([mm_hash for mm_hash, times in Counter(freed).items() if times > 1])
 
 
 WATCHDOG.guarded |= {PythonSession.call.__code__, PythonSession.observe.__code__}

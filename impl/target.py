@@ -36,15 +36,15 @@ class Internals(Struct, frozen=True):
         pending: Hashes evicted and not yet reported.
         listed: Ids of the requests of which it keeps held inputs; None if it keeps no such map
             (releases up to 0.22.1).
-        repeated: Pending hashes that its list names more than once (how often, upstream's list counts without
-            bound).
+        repeated: Whether its list names a pending hash more than once. (Which and how often, upstream's list
+            counts without bound; that it does at all can make a difference at the drain.)
     """
 
     references: Mapping[str, frozenset[str]]
     evictable: tuple[str, ...]
     pending: frozenset[str]
     listed: frozenset[str] | None
-    repeated: frozenset[str] = frozenset()
+    repeated: bool = False
 
 
 class Observation(Struct, frozen=True):

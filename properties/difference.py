@@ -86,9 +86,9 @@ class PairJudge:
         return False
 
     @property
-    def repeated(self) -> frozenset[str]:
+    def repeated(self) -> bool:
         """Part of what is shown, and so of the key."""
-        return frozenset()
+        return False
 
     @property
     def key(self) -> Hashable:

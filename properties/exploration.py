@@ -357,7 +357,7 @@ class _Code:
         self._idle: list[Call] = []
         self.states: list[State] = [root.state]
         self.in_accord: list[bool] = [root.in_accord]
-        self.repeated: list[frozenset[str]] = [root.repeated]
+        self.repeated: list[bool] = [root.repeated]
         self.possible: list[tuple[State, ...]] = [root.possible]
         self.calls = 0
 

@@ -74,8 +74,8 @@ class Judge(Protocol):
         """Whether one reference state is possible and is exactly what is shown."""
 
     @property
-    def repeated(self) -> frozenset[str]:
-        """Hashes listed more than once as evicted and not yet reported."""
+    def repeated(self) -> bool:
+        """Whether a hash is listed more than once as evicted and not yet reported."""
 
     @property
     def key(self) -> Hashable:
@@ -135,8 +135,8 @@ class Lockstep:
 
     Attributes:
         last: The answers to the last call; None before the first one.
-        repeated: Hashes that the target lists more than once as evicted and not yet reported. No rule asks for
-            it or forbids it, but a drain may treat them otherwise.
+        repeated: Whether the target lists a hash more than once as evicted and not yet reported. No rule asks
+            for it or forbids it, but a drain may treat such a list otherwise.
     """
 
     __slots__ = (
@@ -173,7 +173,7 @@ class Lockstep:
         self._past: _Past | None = None
         self._calls_made = 0
         self.last: Answer | None = None
-        self.repeated: frozenset[str] = frozenset()
+        self.repeated = False
 
     @property
     def state(self) -> State:
@@ -257,7 +257,7 @@ class Lockstep:
         if internals is not None:
             self.repeated = internals.repeated
             if internals.repeated:
-                shown = replace(shown, internals=replace(internals, repeated=frozenset()))
+                shown = replace(shown, internals=replace(internals, repeated=False))
         futures = self._futures(call)
         exact = [
             (after, expected)

@@ -35,12 +35,12 @@ class Symmetry:
         self._renamings = tuple(_renamings(workload, discipline))
         self._classes = _exchangeable_inputs(workload) if self._open else {}
 
-    def canonical(self, position: Position, repeated: frozenset[str] = frozenset()) -> tuple[Hashable, int]:
+    def canonical(self, position: Position, repeated: bool = False) -> tuple[Hashable, int]:
         """A value equal for positions that renaming makes equal, and how many such positions there are.
 
         Args:
             position: Where the cache and its caller stand.
-            repeated: Hashes that tell positions apart beside it (`Lockstep.repeated`).
+            repeated: What tells positions apart beside it (`Lockstep.repeated`).
         """
         state, variants = position.state, 1
         held: frozenset[tuple[str, int]] = state.held
@@ -55,7 +55,7 @@ class Symmetry:
         """A value equal for a call in a state and for the renamed call in the renamed state."""
         held, _ = self._pushed_down(state.held) if self._open else (state.held, 1)
         return min(
-            (self._image(state, held, None, frozenset(), renaming), self._renamed_call(state, call, renaming))
+            (self._image(state, held, None, False, renaming), self._renamed_call(state, call, renaming))
             for renaming in self._renamings
         )
 
@@ -92,7 +92,7 @@ class Symmetry:
         state: State,
         held: frozenset[tuple[str, int]],
         caller: Caller | None,
-        repeated: frozenset[str],
+        repeated: bool,
         renaming: Renaming,
     ) -> tuple[object, ...]:
         hashes, inputs = renaming.hashes, renaming.inputs
@@ -102,7 +102,7 @@ class Symmetry:
             tuple(sorted(self._pushed_down(frozenset(moved))[0] if self._open else moved)),
             tuple([hashes[mm_hash] for mm_hash in state.evictable]),
             tuple(sorted([hashes[mm_hash] for mm_hash in state.evicted])),
-            tuple(sorted([hashes[mm_hash] for mm_hash in repeated])),
+            repeated,
             () if caller is None else _seated(caller, renaming.seats),
         )
 
