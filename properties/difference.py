@@ -96,6 +96,11 @@ class PairJudge:
         hidden = () if self._pair.shows is Shows.INTERNALS else self._past[-1:]
         return (self.state, tuple(_frozen(shown) for shown in self._shown), self._after_drain, hidden)
 
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls made so far."""
+        return self._past
+
     def fork(self) -> "PairJudge":
         """An independent judge in the same situation."""
         twin = object.__new__(PairJudge)

@@ -10,7 +10,7 @@ A difference need not break a property. An implementation that keeps a queue in 
 when it evicts. Such a deviation is remembered, since two states that differ in it are not the same state.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -80,6 +80,10 @@ class Judge(Protocol):
     @property
     def key(self) -> Hashable:
         """Equal for two judges that the same future calls cannot tell apart."""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls made so far."""
 
     def fork(self) -> "Judge":
         """An independent judge in the same situation."""
@@ -218,17 +222,19 @@ class Lockstep:
             twin._session = self._session.fork()
         except CannotForkError:
             twin._session = self._target.start(self._workload)
-            for call in self._calls():
+            for call in self.calls:
                 twin._session.call(call)
         return twin
 
-    def _calls(self) -> Iterator[Call]:
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls made so far."""
         calls: list[Call] = []
         past = self._past
         while past is not None:
             calls.append(past.call)
             past = past.earlier
-        return reversed(calls)
+        return tuple(reversed(calls))
 
     def close(self) -> None:
         """Gives back what the session occupies."""
