@@ -89,11 +89,11 @@ def step_in_words(step: CallerStep) -> str:
     match step:
         case Admit(request_id, last_input_id, outcome):
             ends = {
-                Outcome.COMMIT: "and runs",
-                Outcome.GIVE_UP: "gets no KV blocks and gives up",
-                Outcome.SKIP: "gets no tokens and is skipped",
+                Outcome.COMMIT: " and runs",
+                Outcome.GIVE_UP: ", but gets no KV blocks and gives up",
+                Outcome.SKIP: ", but gets no tokens and is skipped",
             }
-            return f"{request_id} is admitted up to input {last_input_id} {ends[outcome]}"
+            return f"{request_id} is admitted up to input {last_input_id}{ends[outcome]}"
         case Preempt(request_id):
             return f"{request_id} is preempted"
         case EndPass():
