@@ -134,7 +134,7 @@ def _can_be_toured(target: DriverTarget) -> bool:
 def agrees(target: DriverTarget, workload: Workload, tour: Tour) -> int | None:
     """Takes a tour: how many calls were made, or None if one answer differed or was missing."""
     made = 0
-    for text, count, calls, right in _transcripts(tour, workload, len(look_lines(workload, target.capabilities))):
+    for text, count, calls, right in transcripts(tour, workload, len(look_lines(workload, target.capabilities))):
         try:
             answers = target.transcript(workload, text, count)
         except NoAnswerError:
@@ -145,7 +145,7 @@ def agrees(target: DriverTarget, workload: Workload, tour: Tour) -> int | None:
     return made
 
 
-def _transcripts(tour: Tour, workload: Workload, looks: int) -> Iterator[tuple[bytes, int, int, bytes]]:
+def transcripts(tour: Tour, workload: Workload, looks: int) -> Iterator[tuple[bytes, int, int, bytes]]:
     """The operations, how many they are, how many of them are calls, and the right answers."""
     sources, targets = _numbers(tour.sources), _numbers(tour.targets)
     line_of, answer_of = _numbers(tour.line_of), _numbers(tour.answer_of)

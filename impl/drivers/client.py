@@ -223,6 +223,7 @@ class DriverTarget:
         has_reset: Whether it offers `reset`.
         era: Properties in which it differs by a documented rule of its time.
         capabilities: What it announced.
+        command: The program and its arguments.
         hints: For some properties, what else to say when one of them breaks.
     """
 
@@ -250,7 +251,7 @@ class DriverTarget:
         self.name = name
         self.hints = hints
         self.era: frozenset[str] = frozenset()
-        self._command = command
+        self.command = command
         self._timeout = timeout
         self._environment = environment
         self._process, self.capabilities = self._start()
@@ -329,7 +330,7 @@ class DriverTarget:
         return self._process.nonsense(f"the driver answered {_shown(answer)} to {_shown(line)}")
 
     def _start(self) -> tuple[DriverProcess, frozenset[str]]:
-        process = DriverProcess(self._command, self._timeout, self._environment)
+        process = DriverProcess(self.command, self._timeout, self._environment)
         try:
             answer = process.exchange(f"{_HELLO}\n".encode(), 1, max(_START, self._timeout))[:-1]
         except NoAnswerError as trouble:

@@ -23,6 +23,7 @@ METHODS = (
     "free",
     "get_freed_mm_hashes",
 )
+SAMPLE_EMBEDS = 4
 COUNTERS = ("num_free_slots", "num_freeable_slots")
 
 
@@ -88,24 +89,52 @@ def capabilities(manager_class: Any) -> list[str]:
     if missing:
         raise RefusalError(f"{manager_class!r} has no {', '.join(missing)}; a manager offers {', '.join(METHODS)}")
     try:
-        sample = manager_class(4)
+        sample = manager_class(SAMPLE_EMBEDS)
     except (Exception, SystemExit) as error:
-        raise RefusalError(
-            f"{manager_class.__name__}(4) raised {in_words(error)}; a manager is made of its capacity alone"
-        ) from error
+        made = f"{manager_class.__name__}({SAMPLE_EMBEDS})"
+        raise RefusalError(f"{made} raised {in_words(error)}; a manager is made of its capacity alone") from error
     found = ["ids"]
     if callable(getattr(manager_class, "reset", None)):
         found.append("reset")
     if all(type(getattr(sample, counter, None)) is int for counter in COUNTERS):
         found.append("counters")
-        if (
-            isinstance(getattr(sample, "cached", None), Mapping)
-            and isinstance(getattr(sample, "freeable", None), Mapping)
-            and isinstance(getattr(sample, "freed", None), (Sequence, Set))
-            and isinstance(getattr(sample, "request_cached_ids", {}), Mapping)
-        ):
+        if keeps_upstreams_bookkeeping(sample):
             found.append("internals")
     return found
+
+
+def keeps_upstreams_bookkeeping(sample: Any) -> bool:
+    """Whether the attributes that show the bookkeeping are there, empty and once an entry was evicted."""
+    request = Request("request", ["first", "second"], [SAMPLE_EMBEDS, SAMPLE_EMBEDS])
+    if not has_upstreams_shapes(sample):
+        return False
+    try:
+        for method, arguments in (
+            (sample.allocate, (request, 0)),
+            (sample.free_encoder_input, (request, 0)),
+            (sample.can_allocate, (request, 1, SAMPLE_EMBEDS, 0)),
+        ):
+            method(*arguments)
+            if not has_upstreams_shapes(sample):
+                return False
+    except (Exception, SystemExit):  # noqa: BLE001 - a fault of the manager, and not to be judged here
+        return True
+    return True
+
+
+def has_upstreams_shapes(manager: Any) -> bool:
+    """Whether what they hold now has those shapes."""
+    cached, freeable = getattr(manager, "cached", None), getattr(manager, "freeable", None)
+    freed, listed = getattr(manager, "freed", None), getattr(manager, "request_cached_ids", {})
+    return (
+        isinstance(cached, Mapping)
+        and isinstance(freeable, Mapping)
+        and isinstance(freed, (Sequence, Set))
+        and isinstance(listed, Mapping)
+        and all(isinstance(holders, (Sequence, Set)) for holders in cached.values())
+        and all(isinstance(name, str) for names in (cached, freeable, freed, listed) for name in names)
+        and all(isinstance(name, str) for holders in cached.values() for name in holders)
+    )
 
 
 def as_list(items: Iterable[Any]) -> str:

@@ -162,6 +162,15 @@ def test_a_child_interpreter_and_this_one_judge_alike(
     outside.close()
 
 
+def test_names_of_upstreams_that_hold_something_else_are_no_internals(tree: Path) -> None:
+    other = MANAGER.replace("self.holders", "self.cached").replace("self.queue", "self.freeable")
+    other = other.replace("self.gone", "self.freed")
+    (tree / "model" / "cache.py").write_text(other, "utf-8")
+    target = class_target("model.cache:Cache")
+    assert target.shows is Shows.COUNTERS, "its entries are held by pairs, not by requests"
+    assert not broken(target)
+
+
 def test_what_a_manager_prints_and_reads_is_not_taken_for_answers(tree: Path) -> None:
     noisy = MANAGER.replace(
         "    def allocate(self, request, i):\n",
@@ -248,7 +257,7 @@ def test_an_installed_vllm_is_imported_whole(tree: Path, monkeypatch: pytest.Mon
     shown = textwrap.dedent(
         """
         class Old(Cache):
-            cached = property(lambda self: self.holders)
+            cached = property(lambda self: {h: {r for r, _ in held} for h, held in self.holders.items()})
             freeable = property(lambda self: self.queue)
             freed = property(lambda self: self.gone)
         EncoderCacheManager = Old
