@@ -36,9 +36,6 @@ CAPABILITIES = ("counters", "ids", "reset", "internals")
 TIMEOUT = 10.0
 """Seconds that a driver may take for one answer, unless told otherwise."""
 
-_START = 120.0
-"""Seconds that a driver may take for its first answer: importing a whole vLLM takes long."""
-
 _HELLO = "hello 1"
 
 
@@ -233,6 +230,7 @@ class DriverTarget:
         command: Sequence[str],
         *,
         timeout: float = TIMEOUT,
+        starting: float = TIMEOUT,
         environment: Mapping[str, str] = MappingProxyType({}),
         hints: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -242,6 +240,7 @@ class DriverTarget:
             name: As a person names it.
             command: The program and its arguments.
             timeout: Seconds that it may take for one answer.
+            starting: Seconds that it may take for its first answer, if that is more.
             environment: Variables to set on top of this process's own.
             hints: For some properties, what else to say when one of them breaks.
 
@@ -253,6 +252,7 @@ class DriverTarget:
         self.era: frozenset[str] = frozenset()
         self.command = command
         self._timeout = timeout
+        self._starting = max(starting, timeout)
         self._environment = environment
         self._process, self.capabilities = self._start()
         self.shows = Shows.RESULTS
@@ -332,7 +332,7 @@ class DriverTarget:
     def _start(self) -> tuple[DriverProcess, frozenset[str]]:
         process = DriverProcess(self.command, self._timeout, self._environment)
         try:
-            answer = process.exchange(f"{_HELLO}\n".encode(), 1, max(_START, self._timeout))[:-1]
+            answer = process.exchange(f"{_HELLO}\n".encode(), 1, self._starting)[:-1]
         except NoAnswerError as trouble:
             raise TargetError(f"{self.name} does not speak the driver protocol: {trouble}.") from trouble
         text = answer.decode(errors="backslashreplace")

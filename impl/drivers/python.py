@@ -9,6 +9,8 @@ from impl.upstream import ERA_DIFFERENCES
 from model.workload import Workload
 
 _DRIVER = Path(__file__).with_name("python_driver.py")
+_IMPORTING = 120.0
+"""Seconds that importing a class may take: a whole vLLM takes long."""
 _INSTALLED = "vllm.v1.core.encoder_cache_manager:EncoderCacheManager"
 
 
@@ -50,4 +52,5 @@ def installed_target(python: str, *, timeout: float = TIMEOUT) -> DriverTarget:
 def _target(name: str, python: str, spec: str, timeout: float) -> DriverTarget:
     # The order of a set of strings is then the same in every run.
     environment = {"PYTHONHASHSEED": "0"}
-    return DriverTarget(name, (python, str(_DRIVER), spec), timeout=timeout, environment=environment)
+    command = (python, str(_DRIVER), spec)
+    return DriverTarget(name, command, timeout=timeout, starting=_IMPORTING, environment=environment)

@@ -159,6 +159,11 @@ def test_a_program_that_does_not_speak_the_protocol_is_a_sentence(says: str, sen
     assert sentence in str(error.value)
 
 
+def test_a_program_that_says_nothing_is_a_sentence() -> None:
+    with pytest.raises(TargetError, match="does not speak the driver protocol: the driver did not answer within"):
+        DriverTarget("cmd:x", (sys.executable, "-c", "import time; time.sleep(600)"), timeout=0.1, starting=0.1)
+
+
 def test_an_interruption_ends_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer would be taken for that of the next call."""
     judged = target("hang", timeout=60)
