@@ -34,6 +34,7 @@ from properties.induction import Level, Obligation, Outcome, Proof, obligations,
 from properties.minimize import minimize
 from properties.scopes import DEFAULT_SCOPE, Scope, parse_scope
 from properties.situations import SITUATIONS
+from properties.solving import SolverProcess
 
 SEARCH_FORMAT = "evictcheck-search/1"
 PROVE_FORMAT = "evictcheck-prove/1"
@@ -240,15 +241,16 @@ def prove_command(
     console = stdout_console()
     target = resolve(default_target(switches))
     proofs: list[Proof] = []
-    for level in (Level.UNBOUNDED, Level.SCOPE):
-        proofs += _prove_level(console, level, bounds, switches, depth, seconds)
+    reached: dict[Discipline, tuple[Reached, ...]] = {}
+    with SolverProcess() as solver:
+        for level in (Level.UNBOUNDED, Level.SCOPE):
+            proofs += _prove_level(console, level, bounds, switches, depth, seconds, solver)
+        for discipline in () if _left_out(switches) else Discipline:
+            with progress(f"situations, {discipline} discipline"):
+                reached[discipline] = reach(bounds, discipline, depth, seconds=seconds, process=solver)
     found = _counterexamples(tuple(proofs), target)
     files = present(console, found, target, out)
-    reached: dict[Discipline, tuple[Reached, ...]] = {}
-    if not _left_out(switches):
-        for discipline in Discipline:
-            with progress(f"situations, {discipline} discipline"):
-                reached[discipline] = reach(bounds, discipline, depth, seconds=seconds)
+    if reached:
         show(console, _situation_table(bounds, depth, reached))
     if smt2 is not None:
         _write_smt2(console, smt2, bounds, switches)
@@ -263,7 +265,13 @@ def prove_command(
 
 
 def _prove_level(
-    console: Console, level: Level, scope: Scope, switches: Switches, depth: int, seconds: float | None
+    console: Console,
+    level: Level,
+    scope: Scope,
+    switches: Switches,
+    depth: int,
+    seconds: float | None,
+    solver: SolverProcess,
 ) -> tuple[Proof, ...]:
     reach = (
         "for every size and every length" if level is Level.UNBOUNDED else f"for every length, at scope {scope}"
@@ -284,7 +292,7 @@ def _prove_level(
             announce("obligations", done, total)
             _show_proof(console, proof)
 
-        proofs = prove(level, scope, switches, depth=depth, seconds=seconds, progress=each)
+        proofs = prove(level, scope, switches, depth=depth, seconds=seconds, progress=each, process=solver)
     proved = sum(one.outcome is Outcome.PROVED for one in proofs)
     of_facts = sum(one.obligation.claim in facts for one in proofs)
     console.print(

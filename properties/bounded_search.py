@@ -14,7 +14,8 @@ A trace found is carried out before it is shown: by the rules of its discipline 
 a real implementation that must break the same property at the same step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from time import monotonic
 from typing import TypeAlias
@@ -265,6 +266,20 @@ def _search(world: _World, unaided: bool) -> _Search:
     return _Search(world, unaided)
 
 
+@cache
+def _paths(world: _World, anywhere: bool) -> _Unrolling:
+    """Traces, or paths from any sound state, for the situations."""
+    unrolling = _Unrolling(world, anywhere)
+    unrolling.solver.add([one.holds_in(unrolling.relation, unrolling.first) for one in _FORMULAS.values()])
+    return unrolling
+
+
+def _forget() -> None:
+    """A process that has searched before starts anew."""
+    _search.cache_clear()
+    _paths.cache_clear()
+
+
 def _deepen(world: _World, unaided: bool) -> tuple[str, ...] | Unknown:
     return _search(world, unaided).deepen()
 
@@ -283,14 +298,6 @@ def _advance(world: _World, unaided: bool) -> tuple[str, ...]:
     if not unaided:
         search.advance()
     return tuple(search.unrolled)
-
-
-@cache
-def _paths(world: _World, anywhere: bool) -> _Unrolling:
-    """Traces, or paths from any sound state, for the situations."""
-    unrolling = _Unrolling(world, anywhere)
-    unrolling.solver.add([one.holds_in(unrolling.relation, unrolling.first) for one in _FORMULAS.values()])
-    return unrolling
 
 
 def _lengthen(world: _World) -> None:
@@ -353,7 +360,7 @@ def search(
     """
     refuse_unsearchable(properties, depth)
     run = _Run(scope, discipline, switches, target)
-    with process or SolverProcess() as solver:
+    with borrowed(process) as solver:
         run.carry_out(solver, tuple(properties), depth, seconds, progress, unaided)
     verdicts = tuple(run.verdicts[name] for name in properties)
     return Search(scope, discipline, switches, target.name, tuple(run.depths), verdicts)
@@ -362,6 +369,17 @@ def search(
 def bounds_of(scope: Scope) -> Bounds:
     """A scope's numbers, for the relation."""
     return Bounds(**asdict(scope))
+
+
+@contextmanager
+def borrowed(process: SolverProcess | None) -> Iterator[SolverProcess]:
+    """A process that somebody else will close, or a new one; what it kept of an earlier search is forgotten."""
+    if process is None:
+        with SolverProcess() as own:
+            yield own
+    else:
+        process.ask(None, _forget)
+        yield process
 
 
 def refuse_unsearchable(properties: Sequence[str], depth: int) -> None:
@@ -497,12 +515,13 @@ def trace_to(
         operation: Name of the operation, see `model.relation`.
         depth: Steps of the longest traces; at least 1.
         seconds: A limit for each question to the solver.
-        process: A solver process to use; it must not have searched the same scope and switches before.
+        process: A solver process to use.
 
     Returns:
         The trace, None if there is none to the depth, or why that is not known.
     """
     world = (bounds_of(scope), switches, discipline)
+    process.ask(None, _forget)
     for _ in range(depth):
         lemmas = process.ask(seconds, _deepen, world, unaided=False)
         if isinstance(lemmas, Unknown):
@@ -547,7 +566,7 @@ def reach(
     world = (bounds_of(scope), Switches(), discipline)
     undecided = {situation.name: situation for situation in situations_of(discipline)}
     found: dict[str, Reached] = {}
-    with process or SolverProcess() as solver:
+    with borrowed(process) as solver:
         for steps in range(1, depth + 1):
             longer = solver.ask(seconds, _lengthen, world)
             for name, situation in list(undecided.items()):

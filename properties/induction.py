@@ -32,7 +32,7 @@ from model.relation import (
     Switches,
     reading,
 )
-from properties.bounded_search import bounds_of, trace_to
+from properties.bounded_search import borrowed, bounds_of, trace_to
 from properties.formulas import FACTS, PROPERTY_FORMULAS, Formula
 from properties.invariants import MANAGER_PROPERTIES
 from properties.scopes import Scope, hash_name
@@ -619,12 +619,12 @@ def prove(
         process: A solver process to use; one that has been started answers at once.
     """
     proofs = []
-    with process or SolverProcess() as solver:
+    with borrowed(process) as solver:
         solver.start()
         for obligation in obligations(level):
             proof = _proof(solver, obligation, scope, switches, seconds)
             if proof.outcome is Outcome.FAILED:
-                proof = _with_trace(proof, scope, switches, depth, seconds)
+                proof = _with_trace(solver, proof, scope, switches, depth, seconds)
             proofs.append(proof)
             if progress is not None:
                 progress(proof)
@@ -642,21 +642,15 @@ def _proof(
     return Proof(obligation, decision[0], taken, decision[1])
 
 
-def _with_trace(proof: Proof, scope: Scope, switches: Switches, depth: int, seconds: float | None) -> Proof:
+def _with_trace(
+    solver: SolverProcess, proof: Proof, scope: Scope, switches: Switches, depth: int, seconds: float | None
+) -> Proof:
     one = proof.obligation
     if one.operation == INITIAL:
         return proof
-    with SolverProcess() as solver:
-        found = trace_to(
-            scope,
-            one.discipline,
-            switches,
-            one.claim,
-            one.operation,
-            depth,
-            seconds=seconds,
-            process=solver,
-        )
+    found = trace_to(
+        scope, one.discipline, switches, one.claim, one.operation, depth, seconds=seconds, process=solver
+    )
     parts = (one, proof.outcome, proof.seconds, proof.failure)
     if isinstance(found, Unknown):
         return Proof(*parts, trace_unknown=found.reason)
