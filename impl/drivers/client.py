@@ -260,7 +260,7 @@ class DriverTarget:
             self.shows = Shows.INTERNALS if "internals" in self.capabilities else Shows.COUNTERS
         self.has_reset = "reset" in self.capabilities
         self._declared: dict[str, bytes] = {}
-        self._turn: DriverSession | None = None
+        self._turn: object = None
 
     def start(self, workload: Workload) -> "DriverSession":
         """A fresh manager of the workload's capacity.
@@ -296,19 +296,19 @@ class DriverTarget:
         Raises:
             NoAnswerError: The driver did not answer them all.
         """
-        self.begin(None)
+        self.begin(object())
         ahead = self.undeclared(workload)
         answers = self._process.exchange(b"".join(ahead) + lines, len(ahead) + count)
         return answers[len(b"ok\n" * len(ahead)) :]
 
-    def begin(self, session: "DriverSession | None") -> bool:
-        """Gives a session its turn; True if it had it already and its process is still there."""
-        if self._process.alive and self._turn is session:
-            return session is not None
+    def begin(self, turn: object) -> bool:
+        """Gives somebody the turn; True if it was theirs already and the process is still there."""
+        if self._process.alive and self._turn is turn:
+            return True
         if not self._process.alive:
             self._process, _ = self._start()
             self._declared = {}
-        self._turn = session
+        self._turn = turn
         return False
 
     def yield_turn(self) -> None:
@@ -373,7 +373,7 @@ class _Past(Struct, frozen=True):
 class DriverSession:
     """One workload and the calls made so far; the manager is the driver's while the session has its turn."""
 
-    __slots__ = ("_look", "_past", "_shown", "_target", "_workload")
+    __slots__ = ("_look", "_past", "_shown", "_target", "_turn", "_workload")
 
     def __init__(
         self, target: DriverTarget, workload: Workload, past: _Past | None, shown: Observation | None
@@ -383,6 +383,8 @@ class DriverSession:
         self._past = past
         self._shown = shown
         self._look = look_lines(workload, target.capabilities)
+        # The target must know whose turn it is without keeping the session, which keeps the target.
+        self._turn = object()
 
     def call(self, call: Call) -> Result:
         """Carries out a call and answers; what the target shows after it comes with the same exchange.
@@ -420,7 +422,7 @@ class DriverSession:
     def _exchange(self, lines: Sequence[bytes]) -> list[bytes]:
         """Answers to these lines alone, brought to its state before if another session had the turn."""
         target = self._target
-        if target.begin(self):
+        if target.begin(self._turn):
             return target.exchange(lines)
         ahead, right = [*target.undeclared(self._workload), new_line(self._workload)], []
         right = [b"ok"] * len(ahead)

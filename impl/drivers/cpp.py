@@ -110,7 +110,7 @@ def tree_target(
     )
 
 
-_SANITIZE_FLAGS = ("-fno-sanitize-recover=all", "-g")
+_SANITIZE_FLAGS = ("-fno-sanitize-recover=all", "-O1", "-g")
 # A driver is ended, it does not run out: what it still holds then is no leak. One line says what was found.
 _SANITIZED = {
     "ASAN_OPTIONS": "detect_leaks=0",

@@ -17,6 +17,7 @@ from impl.errors import NoAnswerError, TargetError
 from model.operations import Check, Discipline, Drain, Step, Trace
 from model.workload import Item, Request, Workload
 from properties.counterexample import replay
+from properties.lockstep import Lockstep
 
 DRIVER = Path(__file__).parents[1] / "misbehaving" / "driver.py"
 WORKLOAD = Workload(2, (Request("r1", (Item("a", 1),)),), 2)
@@ -112,6 +113,7 @@ def test_a_line_that_nobody_asked_for_is_noticed_before_the_next_call() -> None:
 
 def test_a_process_ends_with_its_target() -> None:
     judged = target("hang")
+    assert replay(HARMLESS, judged) is None
     assert len(processes()) == 1
     del judged
     assert not processes()
@@ -157,6 +159,15 @@ def test_a_program_that_does_not_speak_the_protocol_is_a_sentence(says: str, sen
     with pytest.raises(TargetError) as error:
         DriverTarget("cmd:x", (sys.executable, "-c", f"import sys; input(); {says}; sys.stdout.flush(); input()"))
     assert sentence in str(error.value)
+
+
+def test_a_fork_outlives_the_process_that_its_twin_has_killed() -> None:
+    judge = Lockstep(target("segfault"), WORKLOAD)
+    assert judge.apply(Drain()) is None
+    twin = judge.fork()
+    assert judge.apply(Check("r1", 0)) is not None
+    assert twin.apply(Drain()) is None
+    assert twin.in_accord
 
 
 def test_a_program_that_says_nothing_is_a_sentence() -> None:

@@ -210,6 +210,36 @@ def test_an_interpreter_that_is_none_is_a_sentence() -> None:
         class_target("model.cache:Cache", python="false")
 
 
+def test_forks_are_independent_and_keep_their_past() -> None:
+    target = class_target("impl.port:PortManager")
+    judge = Lockstep(target, Workload(1, (Request("r1", (Item("a", 1), Item("b", 1))),), 1))
+    assert judge.apply(CanAllocate("r1", 0, 1, 0)) is None
+    twin = judge.fork()
+    assert judge.apply(Allocate("r1", 0)) is None
+    assert twin.apply(Allocate("r1", 1)) is None
+    assert judge.apply(Check("r1", 0)) is None
+    assert twin.apply(Check("r1", 0)) is None
+    assert judge.in_accord
+    assert twin.in_accord
+    target.close()
+
+
+def test_state_outside_of_the_manager_is_a_sentence(tree: Path) -> None:
+    """Making the same calls of a new manager then answers otherwise."""
+    forgetful = MANAGER.replace(
+        "    def get_freed_mm_hashes(self):\n",
+        "    drains = []\n\n    def get_freed_mm_hashes(self):\n"
+        "        self.drains.append(1)\n        self.gone = ['a'] * (len(self.drains) > 1)\n",
+    )
+    (tree / "model" / "cache.py").write_text(forgetful, "utf-8")
+    judge = Lockstep(class_target("model.cache:Cache"), Workload(1, (), 1))
+    assert judge.apply(Drain()) is None
+    with pytest.raises(
+        TargetError, match="does not do the same thing twice: to 'drain' it answered '0', and '1 a'"
+    ):
+        judge.fork().apply(Drain())
+
+
 def test_an_exception_is_told_as_if_raised_here() -> None:
     workload = Workload(1, (Request("r1", (Item("a", 1), Item("b", 1))),), 1)
     calls = (CanAllocate("r1", 0, 1, 0), Allocate("r1", 0), CanAllocate("r1", 1, 1, 0))
