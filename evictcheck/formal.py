@@ -30,7 +30,7 @@ from properties.bounded_search import (
 )
 from properties.counterexample import Counterexample, replay
 from properties.formulas import FACTS, PROPERTY_FORMULAS
-from properties.induction import Level, Obligation, Outcome, Proof, obligations, prove, smtlib
+from properties.induction import INTERRUPTED, Level, Obligation, Outcome, Proof, obligations, prove, smtlib
 from properties.minimize import minimize
 from properties.scopes import DEFAULT_SCOPE, Scope, parse_scope
 from properties.situations import SITUATIONS
@@ -244,8 +244,9 @@ def prove_command(
     reached: dict[Discipline, tuple[Reached, ...]] = {}
     with SolverProcess() as solver:
         for level in (Level.UNBOUNDED, Level.SCOPE):
-            proofs += _prove_level(console, level, bounds, switches, depth, seconds, solver)
-        for discipline in () if _left_out(switches) else Discipline:
+            if not _interrupted(proofs):
+                proofs += _prove_level(console, level, bounds, switches, depth, seconds, solver)
+        for discipline in () if _left_out(switches) or _interrupted(proofs) else Discipline:
             with progress(f"situations, {discipline} discipline"):
                 reached[discipline] = reach(bounds, discipline, depth, seconds=seconds, process=solver)
     found = _counterexamples(tuple(proofs), target)
@@ -262,6 +263,10 @@ def prove_command(
     if outcomes & {Outcome.FAILED, Outcome.VACUOUS}:
         raise typer.Exit(1)
     raise typer.Exit(3 if Outcome.UNKNOWN in outcomes else 0)
+
+
+def _interrupted(proofs: list[Proof]) -> bool:
+    return any(one.reason == INTERRUPTED for one in proofs)
 
 
 def _prove_level(

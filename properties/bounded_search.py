@@ -340,7 +340,7 @@ def search(
     process: SolverProcess | None = None,
     unaided: bool = False,
 ) -> Search:
-    """Searches for the shortest trace that breaks each property.
+    """Searches for the shortest trace that breaks each property; an interrupt leaves the rest unknown.
 
     Args:
         scope: The bounds.
@@ -361,7 +361,10 @@ def search(
     refuse_unsearchable(properties, depth)
     run = _Run(scope, discipline, switches, target)
     with borrowed(process) as solver:
-        run.carry_out(solver, tuple(properties), depth, seconds, progress, unaided)
+        try:
+            run.carry_out(solver, tuple(properties), depth, seconds, progress, unaided)
+        except KeyboardInterrupt:
+            run.stop(Unknown("interrupted"))
     verdicts = tuple(run.verdicts[name] for name in properties)
     return Search(scope, discipline, switches, target.name, tuple(run.depths), verdicts)
 
@@ -425,19 +428,19 @@ class _Run:
             began = monotonic()
             lemmas = solver.ask(seconds, _deepen, *what)
             if isinstance(lemmas, Unknown):
-                self._stop(lemmas)
+                self.stop(lemmas)
                 return
             for name in properties:
                 if self.verdicts[name].depth is not None:
                     continue
                 found = solver.ask(seconds, _breaking, *what, name)
                 if isinstance(found, Unknown):
-                    self._stop(found)
+                    self.stop(found)
                     return
                 self.verdicts[name] = self._verdict(name, steps, found)
             unrolled = solver.ask(seconds, _advance, *what)
             if isinstance(unrolled, Unknown):
-                self._stop(unrolled)
+                self.stop(unrolled)
                 return
             self.depths.append(Depth(steps, monotonic() - began, lemmas, unrolled))
             if progress is not None:
@@ -445,7 +448,8 @@ class _Run:
             if all(verdict.depth is not None for verdict in self.verdicts.values()):
                 return
 
-    def _stop(self, unknown: Unknown) -> None:
+    def stop(self, unknown: Unknown) -> None:
+        """What is not found yet stays unknown."""
         for name, verdict in self.verdicts.items():
             if verdict.depth is None:
                 self.verdicts[name] = Verdict(name, None, verdict.ruled_out, None, unknown.reason)

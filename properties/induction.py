@@ -42,6 +42,10 @@ INITIAL = "initial"
 """The obligation that a property holds of a new manager."""
 
 
+INTERRUPTED = "interrupted"
+"""Why an obligation is unknown if a person stopped the run."""
+
+
 class Level(StrEnum):
     """How far a proof reaches."""
 
@@ -609,6 +613,8 @@ def prove(
 ) -> tuple[Proof, ...]:
     """Decides every obligation of a level; for one that fails, looks for a real trace that does the same.
 
+    An interrupt leaves the rest unknown.
+
     Args:
         level: How far the proof reaches.
         scope: The bounds, of a proof in a scope and of the search for traces.
@@ -618,16 +624,20 @@ def prove(
         progress: Told after each obligation.
         process: A solver process to use; one that has been started answers at once.
     """
-    proofs = []
+    proofs: list[Proof] = []
     with borrowed(process) as solver:
         solver.start()
-        for obligation in obligations(level):
-            proof = _proof(solver, obligation, scope, switches, seconds)
-            if proof.outcome is Outcome.FAILED:
-                proof = _with_trace(solver, proof, scope, switches, depth, seconds)
-            proofs.append(proof)
-            if progress is not None:
-                progress(proof)
+        try:
+            for obligation in obligations(level):
+                proof = _proof(solver, obligation, scope, switches, seconds)
+                if proof.outcome is Outcome.FAILED:
+                    proof = _with_trace(solver, proof, scope, switches, depth, seconds)
+                proofs.append(proof)
+                if progress is not None:
+                    progress(proof)
+        except KeyboardInterrupt:
+            left = obligations(level)[len(proofs) :]
+            proofs += [Proof(one, Outcome.UNKNOWN, 0.0, reason=INTERRUPTED) for one in left]
     return tuple(proofs)
 
 

@@ -6,6 +6,7 @@ the reason. What the functions keep in their module (an incremental solver) live
 """
 
 import multiprocessing
+import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -122,12 +123,14 @@ class SolverProcess:
 
 def _answer(pipe: Connection, memory_megabytes: int) -> None:
     """The child: answers questions until the other end is gone."""
+    # An interrupt is for the parent, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     z3.set_param("memory_max_size", memory_megabytes)
     pipe.send(None)
     while True:
         try:
             function, args, kwargs = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         try:
             answer: tuple[str, Any] = ("value", function(*args, **kwargs))

@@ -11,6 +11,7 @@ from model.contract import carry_out, moves_of, start
 from model.operations import Discipline, Move
 from model.relation import Relation, Switches
 from properties.bounded_search import (
+    Depth,
     ModelMismatchError,
     Search,
     SearchError,
@@ -165,6 +166,15 @@ def test_out_of_time_is_unknown_and_says_how_far_it_came() -> None:
     result = search(DEFAULT_SCOPE, Discipline.OPEN, Switches(), ["nothing-stale"], 3, resolve("port"), seconds=0.0)
     assert result.verdicts[0].unknown == "no answer within 0 s"
     assert result.verdicts[0].ruled_out == 0
+
+
+def test_an_interrupt_leaves_the_rest_unknown() -> None:
+    def stop(depth: Depth) -> None:
+        raise KeyboardInterrupt
+
+    names = ["nothing-stale"]
+    result = search(DEFAULT_SCOPE, Discipline.OPEN, Switches(), names, 3, resolve("port"), progress=stop)
+    assert [(one.ruled_out, one.unknown) for one in result.verdicts] == [(1, "interrupted")]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,16 @@ def test_out_of_time_is_unknown_and_no_pass(monkeypatch: pytest.MonkeyPatch) -> 
     assert {one.reason for one in found} == {"no answer within 0 s"}
 
 
+def test_an_interrupt_leaves_the_rest_unknown() -> None:
+    def stop(proof: Proof) -> None:
+        raise KeyboardInterrupt
+
+    found = prove(Level.UNBOUNDED, DEFAULT_SCOPE, Switches(), depth=1, progress=stop)
+    assert [one.outcome for one in found[:2]] == [Outcome.PROVED, Outcome.UNKNOWN]
+    assert len(found) == len(obligations(Level.UNBOUNDED))
+    assert {one.reason for one in found[1:]} == {induction.INTERRUPTED}
+
+
 @pytest.fixture
 def fresh_caches() -> Iterator[None]:
     caches = (induction._in_scope, induction._any_size, induction._premises_met)
