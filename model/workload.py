@@ -85,8 +85,9 @@ class Workload(Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True)
         Raises:
             WorkloadError: The workload has no such request, or the request no such input.
         """
+        for request in self.requests:
+            if request.request_id == request_id and 0 <= input_id < len(request.items):
+                return request.items[input_id]
         items = self.request(request_id).items
-        if not 0 <= input_id < len(items):
-            known = f"its inputs are 0 to {len(items) - 1}" if items else "it has no inputs"
-            raise WorkloadError(f"request {request_id!r} has no input {input_id} ({known})")
-        return items[input_id]
+        known = f"its inputs are 0 to {len(items) - 1}" if items else "it has no inputs"
+        raise WorkloadError(f"request {request_id!r} has no input {input_id} ({known})")

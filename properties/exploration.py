@@ -356,7 +356,7 @@ class _Code:
         self._remembers = discipline is Discipline.CALLER
         self._of_call = _by_kind(situations_of(discipline))
         root = stand(target, workload)
-        self._judges: list[Judge] = [root]
+        self._judges: list[Judge | None] = [root]
         self._index: dict[Hashable, int] = {root.key: 0}
         self._edges: dict[tuple[int, Call], _Edge] = {}
         self._copy: Judge | None = None
@@ -400,14 +400,14 @@ class _Code:
         if self._copy is None or self._copy_of != node:
             if self._copy is not None:
                 self._copy.close()
-            self._copy, self._copy_of, self._idle = self._judges[node].fork(), node, []
+            self._copy, self._copy_of, self._idle = self._judge(node).fork(), node, []
         return self._copy
 
     def _broken(self, node: int, call: Call, violation: Violation, history: tuple[Call, ...]) -> _Edge:
         """A violation, with the calls before it if it does not come without them."""
         idle = tuple(self._idle)
         if idle:
-            judge = self._judges[node].fork()
+            judge = self._judge(node).fork()
             alone = judge.apply(call)
             judge.close()
             if alone is not None and alone.property == violation.property:
@@ -428,6 +428,8 @@ class _Code:
 
     def take(self, node: int, position: Position, move: Move, reached: Counter[str]) -> "_Taken":
         """Carries out a move."""
+        if position.caller is None:
+            return self._take_call(node, move, reached)  # type: ignore[arg-type]  # the open discipline has calls only
         running = script(position, move)
         calls: list[Call] = []
         answer: Result = None
@@ -440,14 +442,35 @@ class _Code:
             calls.append(call)
             if edge.violation is not None:
                 return _Taken(node, tuple(calls), None, edge)
-            if edge.situations:
-                reached.update(edge.situations)
+            for name in edge.situations:
+                reached[name] += 1
             node, answer = edge.node, edge.answer
+
+    def _take_call(self, node: int, call: Call, reached: Counter[str]) -> "_Taken":
+        edge = self._make(node, call)
+        if edge.violation is not None:
+            return _Taken(node, (call,), None, edge)
+        for name in edge.situations:
+            reached[name] += 1
+        return _Taken(edge.node, (call,), None)
+
+    def leave(self, node: int) -> None:
+        """Gives back the judge of a state where no call will be made any more."""
+        judge = self._judges[node]
+        if not self._remembers and judge is not None:
+            self._judges[node] = None
+            judge.close()
+
+    def _judge(self, node: int) -> Judge:
+        judge = self._judges[node]
+        assert judge is not None, "the explorer has left this state"
+        return judge
 
     def close(self) -> None:
         """Gives back what the sessions occupy."""
         for judge in self._judges:
-            judge.close()
+            if judge is not None:
+                judge.close()
         if self._copy is not None:
             self._copy.close()
 
@@ -540,6 +563,9 @@ def cover(
             if key not in seen:
                 seen.add(key)
                 queue.append((taken.node, following, size, depth + 1, (path, step_of(move, taken.calls))))
+            else:
+                code.leave(taken.node)
+        code.leave(node)
         in_time = deadline is None or time() < deadline
     code.close()
     return Covered(

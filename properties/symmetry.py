@@ -5,7 +5,6 @@ them: a manager cannot tell, since it sees names only. Under the open discipline
 with one hash are exchangeable too; under the caller discipline they are not, being processed in order.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from itertools import permutations
 from math import comb, prod
@@ -14,7 +13,7 @@ from msgspec import Struct
 
 from model.contract import Caller, Position
 from model.operations import Call, Discipline
-from model.reference import State
+from model.reference import Occurrence, State
 from model.workload import Workload
 
 
@@ -32,8 +31,13 @@ class Symmetry:
 
     def __init__(self, workload: Workload, discipline: Discipline) -> None:
         self._open = discipline is Discipline.OPEN
-        self._renamings = tuple(_renamings(workload, discipline))
-        self._classes = _exchangeable_inputs(workload) if self._open else {}
+        groups = _exchangeable_inputs(workload, discipline)
+        self._group_of = {place: number for number, places in enumerate(groups) for place in places}
+        self._choose = [[comb(len(places), count) for count in range(len(places) + 1)] for places in groups]
+        self._renamings = tuple(
+            (renaming, _moved_groups(renaming, groups, self._group_of))
+            for renaming in _renamings(workload, discipline)
+        )
 
     def canonical(self, position: Position, repeated: bool = False) -> tuple[Hashable, int]:
         """A value equal for positions that renaming makes equal, and how many such positions there are.
@@ -42,21 +46,18 @@ class Symmetry:
             position: Where the cache and its caller stand.
             repeated: What tells positions apart beside it (`Lockstep.repeated`).
         """
-        state, variants = position.state, 1
-        held: frozenset[tuple[str, int]] = state.held
-        if self._open:
-            held, variants = self._pushed_down(held)
-        if len(self._renamings) == 1:
-            return self._image(state, held, position.caller, repeated, self._renamings[0]), variants
-        images = {self._image(state, held, position.caller, repeated, one) for one in self._renamings}
+        state, caller = position.state, position.caller
+        counts = self._counts(state)
+        variants = prod([choose[count] for choose, count in zip(self._choose, counts, strict=True)])
+        images = {self._image(state, counts, caller, repeated, *one) for one in self._renamings}
         return min(images), variants * len(images)
 
     def transition(self, state: State, call: Call) -> Hashable:
         """A value equal for a call in a state and for the renamed call in the renamed state."""
-        held, _ = self._pushed_down(state.held) if self._open else (state.held, 1)
+        counts = self._counts(state)
         return min(
-            (self._image(state, held, None, False, renaming), self._renamed_call(state, call, renaming))
-            for renaming in self._renamings
+            (self._image(state, counts, None, False, *one), self._renamed_call(state, call, one[0]))
+            for one in self._renamings
         )
 
     def _renamed_call(self, state: State, call: Call, renaming: "Renaming") -> tuple[object, ...]:
@@ -81,25 +82,27 @@ class Symmetry:
         budget, promised = getattr(call, "compute_budget", 0), getattr(call, "embeds_to_schedule", 0)
         return (kind, request, place, embeds, budget, promised)
 
-    def _pushed_down(self, held: frozenset[tuple[str, int]]) -> tuple[frozenset[tuple[str, int]], int]:
-        """Held inputs moved to the first of those that they can be exchanged with."""
-        counts = Counter(self._classes[occurrence] for occurrence in held)
-        pushed = frozenset(place for places, count in counts.items() for place in places[:count])
-        return pushed, prod([comb(len(places), count) for places, count in counts.items()])
+    def _counts(self, state: State) -> list[int]:
+        """How many inputs are held of each group of exchangeable ones: all that tells held ones apart."""
+        counts = [0] * len(self._choose)
+        group_of = self._group_of
+        for place in state.held:
+            counts[group_of[place]] += 1
+        return counts
 
     def _image(
         self,
         state: State,
-        held: frozenset[tuple[str, int]],
+        counts: list[int],
         caller: Caller | None,
         repeated: bool,
         renaming: Renaming,
+        groups: tuple[int, ...],
     ) -> tuple[object, ...]:
-        hashes, inputs = renaming.hashes, renaming.inputs
-        moved = {inputs[occurrence] for occurrence in held}
+        hashes = renaming.hashes
         return (
             tuple(sorted([(hashes[mm_hash], embeds) for mm_hash, embeds in state.cached])),
-            tuple(sorted(self._pushed_down(frozenset(moved))[0] if self._open else moved)),
+            tuple([counts[group] for group in groups]),
             tuple([hashes[mm_hash] for mm_hash in state.evictable]),
             tuple(sorted([hashes[mm_hash] for mm_hash in state.evicted])),
             repeated,
@@ -118,13 +121,22 @@ def _seated(caller: Caller, seats: tuple[int, ...]) -> tuple[object, ...]:
     )
 
 
-def _exchangeable_inputs(workload: Workload) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
-    """For each occurrence those of the same request, hash and size, itself included, ascending."""
-    groups: dict[tuple[object, ...], list[tuple[str, int]]] = {}
+def _exchangeable_inputs(workload: Workload, discipline: Discipline) -> list[list[Occurrence]]:
+    """Occurrences in groups: those of the same request, hash and size, or each alone if they keep an order."""
+    groups: dict[object, list[Occurrence]] = {}
     for request in workload.requests:
         for input_id, item in enumerate(request.items):
-            groups.setdefault((request.request_id, item), []).append((request.request_id, input_id))
-    return {place: tuple(places) for places in groups.values() for place in places}
+            alike = item if discipline is Discipline.OPEN else input_id
+            groups.setdefault((request.request_id, alike), []).append((request.request_id, input_id))
+    return list(groups.values())
+
+
+def _moved_groups(
+    renaming: Renaming, groups: list[list[Occurrence]], group_of: dict[Occurrence, int]
+) -> tuple[int, ...]:
+    """For each group the one that takes its place; inputs that can be exchanged move together."""
+    source = {group_of[renaming.inputs[places[0]]]: number for number, places in enumerate(groups)}
+    return tuple([source[number] for number in range(len(groups))])
 
 
 def _renamings(workload: Workload, discipline: Discipline) -> Iterator[Renaming]:
