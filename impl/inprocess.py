@@ -1,7 +1,7 @@
 """Targets that are Python classes of this process, with upstream's method names."""
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import lru_cache
 from types import FunctionType
@@ -297,24 +297,29 @@ def _copied_value(value: Any, seen: set[int]) -> Any:
         raise _NotPlainError
     seen.add(id(value))
     if kind is dict or kind is OrderedDict or kind is defaultdict:
+        if not _are_atoms(value) and not all(type(key) in _ATOMS or _is_plain_key(key) for key in value):
+            raise _NotPlainError
         copy = value.copy()
-        for key, item in value.items():
-            if type(key) not in _ATOMS and not _is_plain_key(key):
-                raise _NotPlainError
-            if type(item) not in _ATOMS:
+        if not _are_atoms(value.values()):
+            for key, item in value.items():
                 copy[key] = _copied_value(item, seen)
         return copy
     if kind is set:
         # What is hashable and not a plain value may still be an object with a state of its own.
-        if all(type(item) in _ATOMS for item in value):
+        if _are_atoms(value):
             return value.copy()
     elif kind is list or kind is deque:
         copy = value.copy()
-        for place, item in enumerate(value):
-            if type(item) not in _ATOMS:
+        if not _are_atoms(value):
+            for place, item in enumerate(value):
                 copy[place] = _copied_value(item, seen)
         return copy
     raise _NotPlainError
+
+
+def _are_atoms(values: Iterable[Any]) -> bool:
+    # Copying is what exploration does most: no loop of Python's own.
+    return _ATOMS.issuperset(map(type, values))
 
 
 def _is_plain_key(key: Any) -> bool:

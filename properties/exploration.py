@@ -387,9 +387,10 @@ class _Code:
             judge.close()
             return self._broken(node, call, violation, judge.calls)
         assert judge.last is not None
+        after = judge.state
         predicates = self._of_call.get(type(call), ())
-        reached = tuple([one.name for one in predicates if one.of_call(before, call, judge.state)])  # type: ignore[misc]
-        if not self._remembers and judge.in_accord and self.in_accord[node] and judge.state == before:
+        reached = tuple([name for name, of_call in predicates if of_call(before, call, after)])
+        if not self._remembers and judge.in_accord and self.in_accord[node] and after == before:
             self._idle.append(call)
             return _Edge(node, judge.last.expected, reached)
         self._copy = None
@@ -484,9 +485,17 @@ class _Taken(Struct, frozen=True):
     broken: _Edge | None = None
 
 
-def _by_kind(situations: tuple[Situation, ...]) -> dict[type, tuple[Situation, ...]]:
-    kinds = {kind for one in situations for kind in one.kinds}
-    return {kind: tuple(one for one in situations if kind in one.kinds) for kind in kinds}
+_OfCall: TypeAlias = tuple[str, Callable[[State, Call, State], bool]]
+"""A situation that one call can be: its name, and whether a call is it."""
+
+
+def _by_kind(situations: tuple[Situation, ...]) -> dict[type, list[_OfCall]]:
+    kinds: dict[type, list[_OfCall]] = {}
+    for one in situations:
+        if one.of_call is not None:
+            for kind in one.kinds:
+                kinds.setdefault(kind, []).append((one.name, one.of_call))
+    return kinds
 
 
 class _Identity:
