@@ -174,7 +174,7 @@ def test_a_fault_of_two_sizes_is_asked_about_with_a_mixed_scope_only(release: Re
         assert violated(ask(release(version), "2r1i1h/mixed")) == {}
 
 
-def test_a_hash_evicted_twice_is_a_known_trace_because_nothing_else_finds_it() -> None:
+def test_a_hash_evicted_twice_is_a_known_trace_that_takes_many_steps() -> None:
     target = python_target_named("port:drain-loses-twice-evicted")
     for discipline, length in ((CALLER, 8), (OPEN, 7)):
         report = ask(target, TINY, discipline)
