@@ -1,7 +1,6 @@
 """The command line."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,13 +11,32 @@ from rich.table import Table
 
 from evictcheck.console import processes, progress, stdout_console, write_json
 from evictcheck.diff import diff_command
+from evictcheck.drivertest import driver_test_command
 from evictcheck.explore import explore_command
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable
+from evictcheck.formal import prove_command, search_command
 from evictcheck.matrix import matrix_command
+from evictcheck.options import (
+    DEFAULT_OUT,
+    DisciplineOption,
+    DriverOption,
+    IncludeOption,
+    JobsOption,
+    JsonOption,
+    OutOption,
+    PythonOption,
+    SanitizeOption,
+    ScopeOption,
+    SecondsOption,
+    SourceOption,
+    TimeoutOption,
+    target_options,
+)
 from evictcheck.report import REPORT_FORMAT, present, report_json, show, verdict_table
 from evictcheck.vectors import vectors_command
 from impl import upstream
 from impl.defects import DEFECTS
+from impl.drivers.client import TIMEOUT
 from impl.targets import FORMS, resolve
 from model.errors import EvictcheckError
 from model.operations import Discipline
@@ -51,17 +69,8 @@ def check(
         list[str] | None,
         typer.Argument(metavar="[TARGET]...", help="What to check; see `evictcheck targets`. Default: port."),
     ] = None,
-    scope: Annotated[
-        str,
-        typer.Option(
-            help="How far exhaustive exploration goes: requests, inputs of each, hashes; further parts after "
-            "slashes: sizes=1..2, capacity=1..3, mixed (one hash with several sizes), budget=1."
-        ),
-    ] = str(DEFAULT_SCOPE),
-    discipline: Annotated[
-        Discipline,
-        typer.Option(help="Who makes the calls: a scheduler in whole steps, or anybody one legal call at a time."),
-    ] = Discipline.CALLER,
+    scope: ScopeOption = str(DEFAULT_SCOPE),
+    discipline: DisciplineOption = Discipline.CALLER,
     asked: Annotated[
         list[str] | None,
         typer.Option("--property", metavar="P", help="Ask about this property only. May be repeated."),
@@ -75,18 +84,16 @@ def check(
             "May be repeated.",
         ),
     ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Stop after so long, each target; the rest is then unknown.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where counterexamples go: trace, pytest file, ITF.")
-    ] = Path("evictcheck-out"),
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that explore side by side. Default: one a core.")
-    ] = None,
+    seconds: SecondsOption = None,
+    json_file: JsonOption = None,
+    out: OutOption = DEFAULT_OUT,
+    jobs: JobsOption = None,
+    python: PythonOption = "",
+    timeout: TimeoutOption = TIMEOUT,
+    sanitize: SanitizeOption = "",
+    driver: DriverOption = None,
+    include: IncludeOption = None,
+    source: SourceOption = None,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Leave out the engine level (scheduler and worker).")
     ] = False,
@@ -102,7 +109,8 @@ def check(
     refuse_unusable_folder(out)
     if json_file is not None:
         refuse_unwritable(json_file)
-    resolved = [resolve(name) for name in targets or ["port"]]
+    options = target_options(python, timeout, sanitize, driver, include, source)
+    resolved = [resolve(name, options) for name in targets or ["port"]]
 
     console = stdout_console()
     documents: list[dict[str, Any]] = []
@@ -141,11 +149,7 @@ def _interrupted(report: Report) -> bool:
 
 
 @app.command(name="targets")
-def list_targets(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the list as JSON.")
-    ] = None,
-) -> None:
+def list_targets(json_file: JsonOption = None) -> None:
     """List what can be named as a target, the seeded defects, and the releases that are cached."""
     if json_file is not None:
         refuse_unwritable(json_file)
@@ -188,6 +192,9 @@ app.command(name="explore")(explore_command)
 app.command(name="matrix")(matrix_command)
 app.command(name="diff")(diff_command)
 app.command(name="vectors")(vectors_command)
+app.command(name="search")(search_command)
+app.command(name="prove")(prove_command)
+app.command(name="driver-test")(driver_test_command)
 
 
 def main() -> None:

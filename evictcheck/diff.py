@@ -1,6 +1,5 @@
 """`evictcheck diff`: what an upgrade, a refactoring or a port changed."""
 
-from pathlib import Path
 from time import time
 from typing import Annotated, Any
 
@@ -12,8 +11,25 @@ from rich.text import Text
 
 from evictcheck.console import processes, progress, stdout_console, write_json
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_trace
+from evictcheck.options import (
+    DEFAULT_OUT,
+    DisciplineOption,
+    DriverOption,
+    IncludeOption,
+    JobsOption,
+    JsonOption,
+    OutOption,
+    PythonOption,
+    SanitizeOption,
+    ScopeOption,
+    SecondsOption,
+    SourceOption,
+    TimeoutOption,
+    target_options,
+)
 from evictcheck.report import counterexamples_json, exploration_json, show
 from evictcheck.story import call_in_words, step_in_words, subject_in_words, workload_in_words
+from impl.drivers.client import TIMEOUT
 from impl.target import Shows
 from impl.targets import resolve
 from model.operations import Discipline, Trace
@@ -37,25 +53,18 @@ def diff_command(
             help="Properties whose differences are known: not reported, so that the rest is still compared.",
         ),
     ] = "",
-    scope: Annotated[str, typer.Option(help="How far to explore; see `evictcheck check --help`.")] = str(
-        DEFAULT_SCOPE
-    ),
-    discipline: Annotated[
-        Discipline,
-        typer.Option(help="Who makes the calls: a scheduler in whole steps, or anybody one legal call at a time."),
-    ] = Discipline.CALLER,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Stop after so long; what was compared by then is reported.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that explore side by side. Default: one a core.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the distinguishing traces go.")] = Path(
-        "evictcheck-out"
-    ),
+    scope: ScopeOption = str(DEFAULT_SCOPE),
+    discipline: DisciplineOption = Discipline.CALLER,
+    seconds: SecondsOption = None,
+    jobs: JobsOption = None,
+    json_file: JsonOption = None,
+    out: OutOption = DEFAULT_OUT,
+    python: PythonOption = "",
+    timeout: TimeoutOption = TIMEOUT,
+    sanitize: SanitizeOption = "",
+    driver: DriverOption = None,
+    include: IncludeOption = None,
+    source: SourceOption = None,
 ) -> None:
     """Compare two implementations with each other, over everything that both show."""
     bounds = parse_scope(scope)
@@ -63,7 +72,8 @@ def diff_command(
     refuse_unusable_folder(out)
     if json_file is not None:
         refuse_unwritable(json_file)
-    pair = Pair(resolve(first), resolve(second), masked)
+    options = target_options(python, timeout, sanitize, driver, include, source)
+    pair = Pair(resolve(first, options), resolve(second, options), masked)
     console = stdout_console()
     with processes(jobs) as executor, progress(pair.name) as announce:
         result = explore(

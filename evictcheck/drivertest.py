@@ -1,9 +1,13 @@
 """Checks a program against the driver protocol: whether it can be judged, not whether it is right."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
+import typer
 from msgspec import Struct
 
+from evictcheck.options import TimeoutOption
 from impl.drivers.client import (
     TIMEOUT,
     call_line,
@@ -69,6 +73,18 @@ class _Op(Struct, frozen=True):
     call: Call | None = None
     shown: Observation | None = None
     workload: Workload | None = None
+
+
+def driver_test_command(
+    command: Annotated[
+        list[str], typer.Argument(metavar="CMD...", help="The driver and its arguments; write -- before it.")
+    ],
+    timeout: TimeoutOption = TIMEOUT,
+) -> None:
+    """Check a driver against the protocol (impl/drivers/PROTOCOL.md), and say which line was wrong."""
+    test = check_driver(command, timeout=timeout)
+    sys.stdout.write(in_text(test))
+    raise typer.Exit(test.exit_code)
 
 
 def check_driver(command: Sequence[str], *, timeout: float = TIMEOUT) -> DriverTest:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from evictcheck.console import processes, progress, stdout_console, write_json
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_counterexample, write_whole
+from evictcheck.options import DEFAULT_OUT, DisciplineOption, JobsOption, JsonOption, OutOption, ScopeOption
 from evictcheck.report import STYLES, show
 from impl import upstream
 from impl.targets import resolve
@@ -28,25 +29,14 @@ def matrix_command(
         str,
         typer.Option(metavar="R,...|all", help="Releases of vLLM, with commas between, or all published ones."),
     ] = "all",
-    scope: Annotated[str, typer.Option(help="How far to explore each; see `evictcheck check --help`.")] = str(
-        DEFAULT_SCOPE
-    ),
-    discipline: Annotated[
-        Discipline,
-        typer.Option(help="Who makes the calls: a scheduler in whole steps, or anybody one legal call at a time."),
-    ] = Discipline.CALLER,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that explore side by side. Default: one a core.")
-    ] = None,
+    scope: ScopeOption = str(DEFAULT_SCOPE),
+    discipline: DisciplineOption = Discipline.CALLER,
+    jobs: JobsOption = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the trace of every violated cell goes.")] = Path(
-        "evictcheck-out"
-    ),
+    json_file: JsonOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Explore releases of vLLM exhaustively: releases down, properties across."""
     bounds = parse_scope(scope)

@@ -11,10 +11,23 @@ from rich.table import Table
 
 from evictcheck.console import stdout_console
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_whole
+from evictcheck.options import (
+    DEFAULT_OUT,
+    DriverOption,
+    IncludeOption,
+    OutOption,
+    PythonOption,
+    SanitizeOption,
+    ScopeOption,
+    SourceOption,
+    TimeoutOption,
+    target_options,
+)
 from evictcheck.report import present
 from impl.defects import DEFECTS
+from impl.drivers.client import TIMEOUT
 from impl.inprocess import python_target
-from impl.target import Shows
+from impl.target import Shows, Target
 from impl.targets import resolve
 from model.errors import EvictcheckError
 from properties.minimize import shortest
@@ -26,18 +39,20 @@ def vectors_command(
     target_name: Annotated[
         str | None, typer.Argument(metavar="[TARGET]", help="With --run: what to run the file against.")
     ] = None,
-    scope: Annotated[str, typer.Option(help="What the suite covers; see `evictcheck check --help`.")] = str(
-        DEFAULT_SCOPE
-    ),
+    scope: ScopeOption = str(DEFAULT_SCOPE),
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the suite goes.")
     ] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Run this suite against TARGET instead of making one.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="With --run: where a counterexample goes.")] = Path(
-        "evictcheck-out"
-    ),
+    out: OutOption = DEFAULT_OUT,
+    python: PythonOption = "",
+    timeout: TimeoutOption = TIMEOUT,
+    sanitize: SanitizeOption = "",
+    driver: DriverOption = None,
+    include: IncludeOption = None,
+    source: SourceOption = None,
 ) -> None:
     """Make a conformance suite (JSON Lines: traces with every expected answer), or run one against a target.
 
@@ -48,7 +63,8 @@ def vectors_command(
     if run is not None:
         if target_name is None:
             raise EvictcheckError("--run FILE needs a TARGET to run it against")
-        raise typer.Exit(_run(console, run, target_name, out))
+        options = target_options(python, timeout, sanitize, driver, include, source)
+        raise typer.Exit(_run(console, run, resolve(target_name, options), out))
     if output is None or target_name is not None:
         raise EvictcheckError("say where the suite goes (-o FILE), or run one (--run FILE TARGET)")
     bounds = parse_scope(scope)
@@ -83,14 +99,13 @@ def _strength(vectors: Vectors) -> Table:
     return table
 
 
-def _run(console: Console, path: Path, target_name: str, out: Path) -> int:
+def _run(console: Console, path: Path, target: Target, out: Path) -> int:
     refuse_unusable_folder(out)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise EvictcheckError(f"{path} cannot be read: {error.strerror}") from error
     vectors = decode_vectors(data, str(path))
-    target = resolve(target_name)
     found, skipped = run_vectors(vectors, target)
     if skipped:
         console.print(f"{skipped} of {len(vectors.traces)} traces reset the cache and were left out: no reset")

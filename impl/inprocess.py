@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from impl.errors import NoAnswerError, TargetError
 from impl.target import CannotForkError, Internals, Observation, Session, Shows
@@ -91,6 +92,10 @@ class PythonTarget(Struct, frozen=True):
     has_reset: bool
     era: frozenset[str] = frozenset()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Goes to another process by its name: classes that were loaded from a file cannot be pickled."""
+        return _found_again, (self.name, self.shows)
+
     def start(self, workload: Workload) -> Session:
         """A fresh manager of the workload's capacity.
 
@@ -100,6 +105,15 @@ class PythonTarget(Struct, frozen=True):
         WATCHDOG.start()
         views = {request.request_id: RequestView(request) for request in workload.requests}
         return PythonSession(_constructed(self.name, self.manager_class, workload.capacity), views, self.shows)
+
+
+def _found_again(name: str, shows: Shows) -> "PythonTarget":
+    # Names are resolved one floor up; only this way back leads there.
+    from impl.targets import resolve
+
+    found = resolve(name)
+    assert isinstance(found, PythonTarget)
+    return replace(found, shows=shows)
 
 
 def python_target(name: str, manager_class: type[Any], era: frozenset[str] = frozenset()) -> PythonTarget:

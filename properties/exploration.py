@@ -18,31 +18,37 @@ Workloads are independent of each other, so they are spread over processes; the 
 the order of the workloads and do not depend on how many processes there were.
 """
 
+import os
+import pickle
+import resource
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from time import time
-from typing import Protocol, TypeAlias
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from impl.errors import TargetError
 from impl.target import Shows
-from impl.targets import resolve
 from model.contract import Caller, Position, freedom, moves, script, start, step_of
+from model.errors import EvictcheckError
 from model.operations import Call, Discipline, Move, Result, Step, Trace
 from model.reference import State
 from model.workload import Workload
 from properties.counterexample import Counterexample, replay
-from properties.difference import Pair
 from properties.lockstep import ENDS_BRANCH, Judge, Subject, Violation, legal_in_all, stand
 from properties.scopes import Scope, WorkloadClass, workload_classes
 from properties.situations import Situation, situations_of
 from properties.symmetry import Symmetry
 
 ENGINE = "exhaustive"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Exploration(Struct, frozen=True):
@@ -60,6 +66,8 @@ class Exploration(Struct, frozen=True):
         situations: How often each situation was reached.
         counterexamples: For each broken property the shortest ones, one of each shape.
         seconds: Time taken.
+        too_large: Workloads given up, since they have more positions than one process may hold.
+        trouble: What else ended the run early, as a sentence; "" if nothing did, or time or an interrupt.
     """
 
     scope: str
@@ -73,6 +81,8 @@ class Exploration(Struct, frozen=True):
     situations: dict[str, int]
     counterexamples: tuple[Counterexample, ...]
     seconds: float
+    too_large: int = 0
+    trouble: str = ""
 
 
 class Covered(Struct, frozen=True):
@@ -87,6 +97,7 @@ class Covered(Struct, frozen=True):
         all_transitions: Moves without renaming, of this workload alone.
         situations: How often each situation was reached.
         counterexamples: The shortest ones, for each property one of each shape.
+        too_large: Whether it was given up, since it has more positions than one process may hold.
     """
 
     complete: bool
@@ -97,25 +108,7 @@ class Covered(Struct, frozen=True):
     all_transitions: int
     situations: dict[str, int]
     counterexamples: tuple[Counterexample, ...]
-
-
-class Named(Struct, frozen=True):
-    """A subject by the names of its targets, as another process finds it.
-
-    Attributes:
-        targets: One name, or the two of a pair.
-        up_to: What a pair leaves out.
-    """
-
-    targets: tuple[str, ...]
-    up_to: frozenset[str] = frozenset()
-
-
-def named(subject: Subject) -> Named:
-    """The names by which another process finds a subject."""
-    if isinstance(subject, Pair):
-        return Named((subject.first.name, subject.second.name), subject.up_to)
-    return Named((subject.name,))
+    too_large: bool = False
 
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -154,8 +147,8 @@ def explore(
         discipline: Who makes the calls.
         deadline: When to stop, on the clock of `time.time`; what was covered by then is reported.
         progress: Told after each workload.
-        executor: Where to explore workloads side by side (`local_processes`, or one of another machine's):
-            the target is then found by its name over there. None explores them here, one after the other.
+        executor: Where to explore workloads side by side (`LocalProcesses`, or one of another machine's):
+            the target goes over there by its name. None explores them here, one after the other.
         record: What earlier runs have covered, and where this one puts what it covers.
     """
     classes = workload_classes(scope, discipline)
@@ -191,8 +184,9 @@ def explore_classes(
     covering = (
         _one_by_one(target, todo, discipline, deadline, deepest)
         if executor is None
-        else _side_by_side(executor, named(target), todo, discipline, deadline, deepest)
+        else _side_by_side(executor, target, todo, discipline, deadline, deepest)
     )
+    trouble = ""
     try:
         for number, covered in covering:
             done[number] = covered
@@ -203,7 +197,9 @@ def explore_classes(
     except KeyboardInterrupt:
         # What was found until now is worth more than the interrupt; the caller sees that it is not all.
         pass
-    return _put_together(name, discipline, every, done, time() - began)
+    except LostProcessesError as lost:
+        trouble = str(lost)
+    return replace(_put_together(name, discipline, every, done, time() - began), trouble=trouble)
 
 
 def _one_by_one(
@@ -216,34 +212,78 @@ def _one_by_one(
     for number, workload in todo:
         covered = cover(target, workload, discipline, deadline, deepest)
         yield number, covered
-        if not covered.complete:
+        if not covered.complete and not covered.too_large:
             return
 
 
 def _side_by_side(
     executor: Executor,
-    names: Named,
+    subject: Subject,
     todo: list[tuple[int, Workload]],
     discipline: Discipline,
     deadline: float | None,
     deepest: int | None,
 ) -> Iterator[tuple[int, Covered]]:
+    packed = pickle.dumps(subject)
     # The large ones come last in the list; begun first, they do not keep one process busy at the end.
-    futures = {
-        executor.submit(cover_named, names, workload, discipline, deadline, deepest): number
-        for number, workload in reversed(todo)
-    }
-    try:
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    left = dict(reversed(todo))
+    for _ in range(_ATTEMPTS):
+        futures: dict[Future[Covered], int] = {}
+        try:
+            for number, workload in left.items():
+                future = executor.submit(cover_packed, packed, workload, discipline, deadline, deepest)
+                futures[future] = number
+            for future in as_completed(futures):
+                covered = future.result()
+                del left[futures[future]]
+                yield futures[future], covered
+            return
+        except BrokenExecutor:
+            if not isinstance(executor, LocalProcesses):
+                raise
+            executor.renew()
+        finally:
+            for future in futures:
+                future.cancel()
+    raise LostProcessesError(
+        f"a process was killed {_ATTEMPTS} times, as a machine does when memory runs out; with fewer --jobs or a "
+        f"smaller scope it need not be"
+    )
 
 
-def local_processes(jobs: int) -> ProcessPoolExecutor:
-    """An executor of so many processes of this machine; an interrupt is left to the one that waits for them."""
-    return ProcessPoolExecutor(jobs, initializer=_ignore_interrupts)
+_ATTEMPTS = 3
+"""How often what a killed process was doing is begun again, counting the first time."""
+
+
+class LostProcessesError(EvictcheckError):
+    """Processes were killed again and again."""
+
+
+class LocalProcesses(Executor):
+    """Processes of this machine that can be renewed once one of them was killed.
+
+    An interrupt is left to the process that waits for them.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pool = self._new()
+
+    def _new(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self._jobs, initializer=_ignore_interrupts)
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Hands a call to one of them."""
+        return self._pool.submit(fn, *args, **kwargs)
+
+    def renew(self) -> None:
+        """Begins again with fresh processes; what was not done is forgotten."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._new()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends them."""
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 def _ignore_interrupts() -> None:
@@ -251,16 +291,16 @@ def _ignore_interrupts() -> None:
 
 
 @lru_cache(maxsize=8)
-def _resolved(names: Named) -> Subject:
-    targets = [resolve(name) for name in names.targets]
-    return targets[0] if len(targets) == 1 else Pair(targets[0], targets[1], names.up_to)
+def _unpacked(packed: bytes) -> Subject:
+    subject: Subject = pickle.loads(packed)  # noqa: S301 - packed by `_side_by_side`, and one subject serves many workloads
+    return subject
 
 
-def cover_named(
-    names: Named, workload: Workload, discipline: Discipline, deadline: float | None, deepest: int | None
+def cover_packed(
+    packed: bytes, workload: Workload, discipline: Discipline, deadline: float | None, deepest: int | None
 ) -> Covered:
-    """`cover` for a subject that this process finds by its names."""
-    return cover(_resolved(names), workload, discipline, deadline, deepest)
+    """`cover` for a subject that was pickled, in another process."""
+    return cover(_unpacked(packed), workload, discipline, deadline, deepest)
 
 
 def _put_together(
@@ -294,6 +334,7 @@ def _put_together(
         dict(situations),
         found.kept(),
         seconds,
+        sum(covered.too_large for _, covered in parts),
     )
 
 
@@ -517,6 +558,22 @@ class _Identity:
         return (node, position.caller), 1
 
 
+_POSITION_BYTES = 4096
+"""A position with its manager, its judge and the way there; measured are 1.2 to 2.3 KiB."""
+
+
+def positions_that_fit() -> int:
+    """How many positions one process may hold: its core's share of half of this machine's memory.
+
+    It depends on the cores, not on how many processes there are, so that results do not either.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        memory = min(memory, limit)
+    return memory // 2 // (os.cpu_count() or 1) // _POSITION_BYTES
+
+
 _Path: TypeAlias = tuple["_Path", Step] | None
 """How a position was reached, last step outermost."""
 
@@ -528,7 +585,10 @@ def cover(
     deadline: float | None = None,
     deepest: int | None = None,
 ) -> Covered:
-    """Explores one workload, to a depth if one is given, until the deadline if there is one."""
+    """Explores one workload, to a depth if one is given, until the deadline if there is one.
+
+    A workload with more positions than fit (`positions_that_fit`) is given up half way, and said to be.
+    """
     code = _Code(target, workload, discipline)
     identity = _Identity(code, target, Symmetry(workload, discipline))
     of_step = [(one.name, one.of_step) for one in situations_of(discipline) if one.of_step]
@@ -542,8 +602,8 @@ def cover(
     seen = {key}
     queue: deque[tuple[int, Position, int, int, _Path]] = deque([(0, first, size, 0, None)])
     states = transitions = all_states = all_transitions = 0
-    in_time = True
-    while queue and in_time:
+    in_time, fits, most = True, True, positions_that_fit()
+    while queue and in_time and fits:
         node, position, variants, depth, path = queue.popleft()
         states += 1
         all_states += variants
@@ -576,9 +636,18 @@ def cover(
                 code.leave(taken.node)
         code.leave(node)
         in_time = deadline is None or time() < deadline
+        fits = len(met) <= most
     code.close()
     return Covered(
-        in_time, states, transitions, code.calls, all_states, all_transitions, dict(situations), found.kept()
+        not queue,
+        states,
+        transitions,
+        code.calls,
+        all_states,
+        all_transitions,
+        dict(situations),
+        found.kept(),
+        bool(queue) and not fits,
     )
 
 

@@ -262,6 +262,11 @@ class DriverTarget:
         self._declared: dict[str, bytes] = {}
         self._turn: object = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Goes to another process as its command: over there a process of its own is started."""
+        arguments = (self._timeout, self._starting, dict(self._environment), dict(self.hints), self.era)
+        return _started_again, (self.name, tuple(self.command), *arguments)
+
     def start(self, workload: Workload) -> "DriverSession":
         """A fresh manager of the workload's capacity.
 
@@ -368,6 +373,20 @@ class _Past(Struct, frozen=True):
     line: bytes
     answer: bytes
     earlier: "_Past | None"
+
+
+def _started_again(
+    name: str,
+    command: Sequence[str],
+    timeout: float,
+    starting: float,
+    environment: Mapping[str, str],
+    hints: Mapping[str, str],
+    era: frozenset[str],
+) -> DriverTarget:
+    target = DriverTarget(name, command, timeout=timeout, starting=starting, environment=environment, hints=hints)
+    target.era = era
+    return target
 
 
 class DriverSession:
