@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from evictcheck.files import write_whole
-from properties.exploration import local_processes
+from properties.exploration import LocalProcesses
 
 
 def stdout_console() -> Console:
@@ -24,7 +24,7 @@ def stdout_console() -> Console:
 def processes(jobs: int | None) -> AbstractContextManager[Executor | None]:
     """As many processes as were asked for, or one a core; a single one is this one."""
     count = jobs if jobs is not None else _cores()
-    return local_processes(count) if count > 1 else nullcontext()
+    return LocalProcesses(count) if count > 1 else nullcontext()
 
 
 def _cores() -> int:

@@ -10,7 +10,6 @@ from time import time
 from typing import Annotated, Any
 
 import typer
-from msgspec import Struct
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 

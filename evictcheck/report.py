@@ -151,6 +151,7 @@ def exploration_json(exploration: Exploration) -> dict[str, Any]:
         "calls": exploration.calls,
         "unreduced": dict(zip(("workloads", "states", "transitions"), exploration.unreduced, strict=True)),
         "situations": exploration.situations,
+        "too_large": exploration.too_large,
     }
 
 
