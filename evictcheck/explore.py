@@ -84,7 +84,7 @@ def explore_command(
     target = resolve(target_name, target_options(python, timeout, sanitize, driver, include, source))
     if seconds is None:
         _refuse_endless(target, bounds, discipline)
-    record = None if checkpoint is None else Checkpoint(checkpoint, target, str(bounds), discipline)
+    record = None if checkpoint is None else Checkpoint(checkpoint, target, bounds, discipline)
     console = stdout_console()
     if record is not None and record.resumed:
         console.print(f"{record.resumed} workloads were covered by an earlier run ({checkpoint}) and are skipped")

@@ -8,15 +8,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
+from types import FunctionType
 
 import msgspec
 from msgspec import Struct
 
+import model
+import properties
+from impl.drivers.client import DriverTarget
 from impl.inprocess import PythonTarget
 from impl.target import Target
 from model.errors import EvictcheckError
 from model.operations import Discipline
 from properties.exploration import Covered
+from properties.scopes import Scope, workload_classes
 
 CHECKPOINT_FORMAT = "evictcheck-checkpoint/1"
 
@@ -44,16 +49,20 @@ class Checkpoint:
         resumed: How many workloads an earlier run had covered.
     """
 
-    def __init__(self, path: Path, target: Target, scope: str, discipline: Discipline) -> None:
+    def __init__(self, path: Path, target: Target, scope: Scope, discipline: Discipline) -> None:
         """Reads the file if there is one.
 
         Raises:
             CheckpointError: It is damaged, not a checkpoint, of another version, or of another run.
         """
         self._path = path
-        self._document = _Document(CHECKPOINT_FORMAT, target.name, _code_of(target), scope, discipline, {})
+        self._document = _Document(CHECKPOINT_FORMAT, target.name, _code_of(target), str(scope), discipline, {})
         if path.exists():
             self._document.covered = _read(path, self._document)
+            total = len(workload_classes(scope, discipline))
+            for number in self._document.covered:
+                if not 0 <= number < total:
+                    raise CheckpointError(f"{path} was changed: it has a workload {number}, of {total}")
         self.resumed = len(self._document.covered)
         self._written = monotonic()
 
@@ -104,17 +113,31 @@ def _read(path: Path, wanted: _Document) -> dict[int, Covered]:
             )
     if found.code != wanted.code:
         raise CheckpointError(
-            f"{path} was made of other code: {wanted.target} has changed; remove it to begin again"
+            f"{path} was made of other code: {wanted.target} or evictcheck has changed; remove it to begin again"
         )
     return found.covered
 
 
 def _code_of(target: Target) -> str:
-    """Digest of the file that a target's code comes from; "" where that is not known."""
-    if not isinstance(target, PythonTarget):
-        return ""
-    for attribute in vars(target.manager_class).values():
-        code = getattr(attribute, "__code__", None)
-        if code is not None and Path(code.co_filename).is_file():
-            return hashlib.sha256(Path(code.co_filename).read_bytes()).hexdigest()
-    return ""
+    """Digest of what the numbers come from: this project's own code, and the target's as far as it is in files.
+
+    Of a class that another interpreter imports, only the name is known here.
+    """
+    digest = hashlib.sha256()
+    own = [Path(folder) for package in (model, properties) for folder in package.__path__]
+    files = [file for folder in own for file in sorted(folder.glob("*.py"))]
+    if isinstance(target, PythonTarget):
+        files += _files_of(target.manager_class)
+    if isinstance(target, DriverTarget):
+        digest.update(repr(target.command).encode())
+        files += [Path(argument) for argument in target.command if Path(argument).is_file()]
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _files_of(manager_class: type) -> list[Path]:
+    """The files that a class and its bases have their functions from."""
+    functions = [value for base in manager_class.__mro__ for value in vars(base).values()]
+    names = {function.__code__.co_filename for function in functions if isinstance(function, FunctionType)}
+    return [Path(name) for name in sorted(names) if Path(name).is_file()]
