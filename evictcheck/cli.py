@@ -38,6 +38,7 @@ from impl import upstream
 from impl.defects import DEFECTS
 from impl.drivers.client import TIMEOUT
 from impl.targets import FORMS, resolve
+from impl.watchdog import WATCHDOG
 from model.errors import EvictcheckError
 from model.operations import Discipline
 from properties.invariants import MANAGER_PROPERTIES
@@ -109,6 +110,7 @@ def check(
     refuse_unusable_folder(out)
     if json_file is not None:
         refuse_unwritable(json_file)
+    WATCHDOG.start(timeout)
     options = target_options(python, timeout, sanitize, driver, include, source)
     resolved = [resolve(name, options) for name in targets or ["port"]]
 

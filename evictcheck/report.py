@@ -39,12 +39,13 @@ def verdict_table(report: Report) -> RenderableType:
     table.add_column("found by", no_wrap=True)
     for verdict in report.verdicts:
         style = STYLES[verdict.outcome]
-        table.add_row(verdict.property, Text(verdict.outcome, style), verdict.evidence, verdict.engine)
+        table.add_row(verdict.property, Text(verdict.outcome, style), verdict.evidence, verdict.engine.partition(" ")[0])
     return Group(table, *map(Text, _coverage(report)))
 
 
 def _coverage(report: Report) -> list[str]:
     lines = []
+    lines += [f"{one.property}: {one.hint}" for one in report.verdicts if one.hint]
     if report.counterexamples:
         lines.append("A branch ends at a violation: what else holds, holds up to there.")
     for exploration in report.explorations:

@@ -45,7 +45,7 @@ from model.operations import (
 from model.reference import State
 from model.workload import Item, Request, Workload
 from properties.counterexample import Counterexample
-from properties.lockstep import Lockstep, Violation, take
+from properties.lockstep import Lockstep, Violation, legal_in_all, take
 from properties.scopes import hash_name
 
 ENGINE = "hypothesis"
@@ -180,7 +180,8 @@ class CacheMachine(RuleBasedStateMachine):
         """Makes one legal move: a whole step of the caller, or a single call."""
         if self._judge is None or self._position is None:
             return
-        offered = moves(self._position, resets=self.target.has_reset)
+        allowed = moves(self._position, resets=self.target.has_reset)
+        offered = legal_in_all(allowed, self._judge.possible, self._position.caller)
         weights = [weight(self._position, move, self._last) for move in offered]
         (chosen,) = self._random.choices(offered, weights)
         taken = take(self._judge, self._position, chosen)

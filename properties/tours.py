@@ -15,6 +15,7 @@ import hashlib
 import zlib
 from array import array
 from collections.abc import Hashable, Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from impl.errors import NoAnswerError
 from impl.folders import cache_root, write_whole
 from impl.inprocess import PythonSession, RequestView
 from impl.port import PortManager
-from impl.target import Observation, Session, Shows
+from impl.target import Observation, Session, Shows, Target
 from model.operations import Call, Discipline, Result
 from model.workload import Workload
 from properties.exploration import Covered, Exploration, Progress, cover, explore
@@ -87,6 +88,21 @@ class _Known:
 
     def keep(self, number: int, covered: Covered) -> None:
         """The explorer's own are not needed again."""
+
+
+def explore_target(
+    target: Target,
+    scope: Scope,
+    discipline: Discipline,
+    *,
+    deadline: float | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Exploration:
+    """Explores a target in the way that suits it: a driver by tours where it can be toured, else call by call."""
+    if isinstance(target, DriverTarget) and _can_be_toured(target):
+        return explore_by_tours(target, scope, discipline, deadline=deadline, progress=progress).exploration
+    return explore(target, scope, discipline, deadline=deadline, progress=progress, executor=executor)
 
 
 def explore_by_tours(

@@ -14,19 +14,24 @@ from time import time
 from hypothesis import settings
 from msgspec import Struct
 
+from impl.drivers.client import DriverTarget
 from impl.target import Shows, Target
 from model.errors import EvictcheckError
 from model.operations import Discipline, Reset
 from properties.corpus import known_faults
 from properties.counterexample import Counterexample, replay
-from properties.exploration import Exploration, explore
+from properties.exploration import Exploration
 from properties.invariants import MANAGER_PROPERTIES, Property
 from properties.machines import Hunt, hunt
 from properties.minimize import minimize, shortest
 from properties.scopes import Scope, growing
+from properties.tours import explore_target
 
 RANDOM_RUNS = settings(max_examples=100, stateful_step_count=30, derandomize=True)
 """How far the walks beyond the scopes go; the same walks every time."""
+
+
+CORPUS = "corpus"
 
 
 class Outcome(StrEnum):
@@ -48,6 +53,7 @@ class Verdict(Struct, frozen=True):
         evidence: What it rests on, in words and numbers.
         engine: What found the violation, or "".
         length: Length of the shortest counterexample in steps (calls under the open discipline), or None.
+        hint: What else to know about a violation of this property in this kind of target, or "".
     """
 
     property: str
@@ -55,6 +61,7 @@ class Verdict(Struct, frozen=True):
     evidence: str
     engine: str = ""
     length: int | None = None
+    hint: str = ""
 
 
 class Question(Struct, frozen=True):
@@ -156,10 +163,10 @@ class _Attack:
             violation = replay(fault.trace, self._target)
             self._corpus.append(fault.name)
             if violation is not None:
-                self._offer(Counterexample(fault.trace, violation, self._target.name, f"corpus {fault.name}"))
+                self._offer(Counterexample(fault.trace, violation, self._target.name, f"{CORPUS} {fault.name}"))
 
     def _explore(self, scope: Scope) -> bool:
-        exploration = explore(
+        exploration = explore_target(
             self._target,
             scope,
             self._question.discipline,
@@ -193,7 +200,10 @@ class _Attack:
         minimal = minimize(counterexample, self._target)
         if not lengths or len(minimal.trace) < min(lengths):
             self._found = {key: one for key, one in self._found.items() if one.violation.property != name}
-        self._found.setdefault(minimal.shape, minimal)
+        known = self._found.get(minimal.shape)
+        if known is None or known.engine.startswith(CORPUS):
+            # A known trace is a find of its own only where nothing else leads there.
+            self._found[minimal.shape] = minimal
 
     def report(self) -> Report:
         question = self._question
@@ -249,10 +259,13 @@ def verdict_on(
         best = min(own, key=lambda one: one.size)
         unit = "steps" if best.trace.discipline is Discipline.CALLER else "calls"
         broken = f"broken in {len(best.trace)} {unit}"
-        return Verdict(asked.name, Outcome.VIOLATED, broken, best.engine, len(best.trace))
+        hint = target.hints.get(asked.name, "") if isinstance(target, DriverTarget) else ""
+        return Verdict(asked.name, Outcome.VIOLATED, broken, best.engine, len(best.trace), hint)
     if asked.needs > target.shows:
         what = "counters" if asked.needs is Shows.COUNTERS else "internals"
         return Verdict(asked.name, Outcome.NOT_OBSERVABLE, f"the target does not show its {what}")
+    if asked.name == "cached-ids-exact" and isinstance(target, DriverTarget) and not target.lists_inputs:
+        return Verdict(asked.name, Outcome.NOT_OBSERVABLE, "the target does not list a request's inputs")
     if asked.name == "reset-initial" and not target.has_reset:
         return Verdict(asked.name, Outcome.NOT_OBSERVABLE, "the target has no reset")
     if not complete:

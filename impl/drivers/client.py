@@ -262,6 +262,11 @@ class DriverTarget:
         self._declared: dict[str, bytes] = {}
         self._turn: object = None
 
+    @property
+    def lists_inputs(self) -> bool:
+        """Whether it can be asked which inputs a request holds."""
+        return "ids" in self.capabilities
+
     def __reduce__(self) -> tuple[object, ...]:
         """Goes to another process as its command: over there a process of its own is started."""
         arguments = (self._timeout, self._starting, dict(self._environment), dict(self.hints), self.era)

@@ -212,10 +212,13 @@ def refused(run: Run, folder: Path, *sentence: str) -> None:
         ("bogus", "'bogus' names no target; a target is one of: port, port:<defect>"),
         ("port:bogus", "port:bogus: there is no defect 'bogus'; the defects are early-evictable, "),
         ("port:early-evictable+bogus", "there is no defect 'bogus'"),
-        ("py:json", "'py:json' does not name a class; write py:package.module:Class"),
-        ("py:no.such:Manager", "importing no.such raised ModuleNotFoundError (No module named 'no')"),
-        ("py:json:Manager", "module json has no class Manager"),
-        ("py:json:JSONDecoder", "class JSONDecoder has no check_and_update_cache, can_allocate, "),
+        ("py:json", "py:json is not of the form py:package.module:Class."),
+        ("py:no.such:Manager", "importing no.such:Manager raised ModuleNotFoundError (No module named 'no')"),
+        (
+            "py:json:Manager",
+            "importing json:Manager raised AttributeError (module 'json' has no attribute 'Manager')",
+        ),
+        ("py:json:JSONDecoder", "has no check_and_update_cache, can_allocate, "),
     ],
 )
 def test_a_target_that_cannot_be_had(evictcheck: Command, tmp_path: Path, target: str, sentence: str) -> None:
@@ -264,7 +267,10 @@ class IfSmall(PortManager):
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("AtOnce", "AtOnce(4) raised ValueError (no GPU)"), ("IfSmall", "IfSmall(1) raised ValueError (too small)")],
+    [
+        ("AtOnce", "AtOnce(4) raised ValueError (no GPU)"),
+        ("IfSmall", "to 'new 1' the driver answered 'error ValueError (too small)'"),
+    ],
 )
 def test_a_target_that_raises_in_its_constructor(
     evictcheck: Command, tmp_path: Path, name: str, sentence: str
@@ -406,14 +412,14 @@ def test_results_as_json(evictcheck: Command, tmp_path: Path) -> None:
         "property": "evictable-unreferenced",
         "verdict": "violated",
         "evidence": "broken in 3 steps",
-        "engine": "corpus early-evictable-caller",
+        "engine": "exhaustive",
         "length": 3,
     }
     (counterexample,) = second["counterexamples"]
     files = counterexample.pop("files")
     assert counterexample == {
         "property": "evictable-unreferenced",
-        "engine": "corpus early-evictable-caller",
+        "engine": "exhaustive",
         "length": 3,
         "call": 6,
         "expected": "a not evictable: input 1 of r1 still needs it",
@@ -422,7 +428,7 @@ def test_results_as_json(evictcheck: Command, tmp_path: Path) -> None:
     assert [Path(one).parent for one in files] == [Path("found")] * 3
     trace, note = decode_trace((tmp_path / files[1]).read_bytes(), files[1])
     assert len(trace) == 3
-    assert note == "evictable-unreferenced broken in port:early-evictable, found by corpus early-evictable-caller"
+    assert note == "evictable-unreferenced broken in port:early-evictable, found by exhaustive"
 
 
 def test_no_json_is_left_half_written(evictcheck: Command, tmp_path: Path) -> None:

@@ -155,17 +155,15 @@ def report() -> Report:
 VERDICTS = """\
 port:early-evictable, caller discipline
 
-  property                 verdict          evidence                           found by
+  property                 verdict          evidence                                                found by
  ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-  evictable-unreferenced   violated         broken in 3 steps                  corpus early-evictable-caller
+  evictable-unreferenced   violated         broken in 3 steps                                       corpus
   slots-conserved          holds            5,678 transitions, all of 1r2i2h
-  cached-ids-exact         era              by the rule of its time, not
-                                            today's; 5,678 transitions, all
-                                            of 1r2i2h
+  cached-ids-exact         era              by the rule of its time, not today's; 5,678
+                                            transitions, all of 1r2i2h
   reset-initial            not observable   the target has no reset
-  no-crash                 unknown          stopped early; nothing broke it
-                                            in 5,678 transitions, all of
-                                            1r2i2h
+  no-crash                 unknown          stopped early; nothing broke it in 5,678 transitions,
+                                            all of 1r2i2h
 
 A branch ends at a violation: what else holds, holds up to there.
 explored 1r2i2h: 18 workloads, 1,234 states, 5,678 transitions, 910 calls judged in 1.3 s (without renaming:

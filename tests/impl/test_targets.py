@@ -1,6 +1,5 @@
 """What a person can name as a target."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,29 +56,41 @@ def test_a_release() -> None:
     assert python("vllm:v0.26").name == "vllm:0.26.0"
 
 
-CLASS = """
-from impl.port import PortManager
+OWN_MODEL = """
+class Mine:
+    def __init__(self, capacity):
+        self.capacity = capacity
 
+    def check_and_update_cache(self, request, input_id):
+        return False
 
-class Mine(PortManager):
-    pass
+    def can_allocate(self, request, input_id, budget, promised):
+        return False
+
+    def get_cached_input_ids(self, request):
+        return set()
+
+    def get_freed_mm_hashes(self):
+        return []
+
+    def allocate(self, request, input_id): ...
+    def free_encoder_input(self, request, input_id): ...
+    def free(self, request): ...
 
 
 instance = Mine(1)
 """
 
 
-def test_a_class_of_the_folder_where_the_person_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_called_model_is_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    (tmp_path / "a_module_of_mine.py").write_text(CLASS)
-    target = python("py:a_module_of_mine:Mine")
-    assert target.name == "py:a_module_of_mine:Mine"
-    assert target.manager_class.__name__ == "Mine"
-    assert refusal("py:a_module_of_mine:Other") == (
-        "py:a_module_of_mine:Other: module a_module_of_mine has no class Other"
-    )
-    assert "has no class instance" in refusal("py:a_module_of_mine:instance")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "cache.py").write_text(OWN_MODEL)
+    target = resolve("py:model.cache:Mine")
+    assert target.name == "py:model.cache:Mine"
+    assert target.shows is Shows.RESULTS
+    assert "has no attribute 'Other'" in refusal("py:model.cache:Other")
+    assert "py:model.cache:instance: " in refusal("py:model.cache:instance")
 
 
 @pytest.mark.parametrize("name", ["", "ports", "vllm", "vllm:", "py:", "py", "PORT", " port"])
@@ -98,15 +109,15 @@ def test_an_unknown_defect_is_refused_with_the_defects(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["py:json", "py:json:", "py::JSONDecoder"])
 def test_half_a_class_is_refused(name: str) -> None:
-    assert refusal(name) == f"{name!r} does not name a class; write py:package.module:Class"
+    assert refusal(name) == f"{name} is not of the form py:package.module:Class."
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("py:no_such_module:X", "importing no_such_module raised ModuleNotFoundError (No module named "),
-        ("py:.relative:X", "importing .relative raised TypeError"),
-        ("py:json:JSONDecoder", "class JSONDecoder has no check_and_update_cache, can_allocate, allocate, "),
+        ("py:no_such_module:X", "importing no_such_module:X raised ModuleNotFoundError (No module named "),
+        ("py:.relative:X", "is not of the form py:package.module:Class"),
+        ("py:json:JSONDecoder", "has no check_and_update_cache, can_allocate, allocate, "),
         ("vllm:0.10.1", "older than 0.10.2"),
         ("vllm:nowhere/at/all.py", "does not exist"),
     ],

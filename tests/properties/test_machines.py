@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 import properties.machines
 from impl.defects import DEFECTS, Defect
-from impl.inprocess import PythonTarget
+from impl.inprocess import PythonTarget, python_target
+from impl.port import PortManager
 from impl.target import Observation, Session, Shows, Target
 from impl.targets import resolve
 from model.contract import Position, moves, objection, refuse_illegal, start
+from model.manager import ManagedRequest
 from model.operations import Call, Discipline, Drain, EndPass, Move, Reset, ResetCache, Result
 from model.reference import apply
 from model.workload import Workload
@@ -343,3 +345,16 @@ def test_a_target_that_shows_little_is_walked_all_the_same() -> None:
     assert isinstance(target, PythonTarget)
     blind = replace(target, shows=Shows.RESULTS)
     assert hunt(blind, OPEN, frozenset({"freed-disjoint-cached"}), WALKS, seed=0).counterexamples
+
+
+class DescendingFree(PortManager):
+    def free(self, request: ManagedRequest) -> None:
+        for input_id in sorted(self.get_cached_input_ids(request), reverse=True):
+            self.free_encoder_input(request, input_id)
+
+
+@pytest.mark.parametrize("shows", list(Shows))
+@pytest.mark.parametrize("discipline", list(Discipline))
+def test_a_correct_port_that_frees_in_another_order_is_not_convicted(discipline: Discipline, shows: Shows) -> None:
+    target = replace(python_target("descending", DescendingFree), shows=shows)
+    assert hunt(target, discipline, ALL, FEW, seed=3).counterexamples == ()
