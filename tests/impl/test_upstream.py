@@ -232,7 +232,7 @@ def test_published_lists_final_releases_with_a_wheel_that_is_not_yanked_ascendin
 
 
 def test_fetch_reads_one_member_of_a_large_wheel(index: Index, cache_folder: Path) -> None:
-    padding = random.Random(0).randbytes(10_000_000)  # noqa: S311 - only has to be incompressible
+    padding = random.Random(0).randbytes(10_000_000)
     name = index.publish("0.26.0", wheel(padding=padding))
     assert len(index.files[name]) > 20_000_000
 
