@@ -117,12 +117,15 @@ class _Graph:
 
     def walks(self) -> Iterator[Trace]:
         """Traces that make every transition."""
-        state, calls = initial(self._workload), list[Call]()
-        while (way := self._way_to_new(state)) is not None:
-            calls += [call for call, _, _ in way]
-            self._made.update(transition for _, _, transition in way)
-            state = way[-1][1]
-        yield self._trace(calls)
+        first = initial(self._workload)
+        while (way := self._way_to_new(first)) is not None:
+            calls: list[Call] = []
+            while way is not None:
+                calls += [call for call, _, _ in way]
+                self._made.update(transition for _, _, transition in way)
+                way = self._way_to_new(way[-1][1])
+            # Without a reset there is no way back to an empty cache, only a fresh manager.
+            yield self._trace(calls)
         resets: list[Call] = []
         for state, way_there in self._reached().items():
             transition = self._symmetry.transition(state, Reset())
@@ -139,11 +142,13 @@ class _Graph:
         known = self._edges.get(state)
         if known is None:
             position = start(self._workload, Discipline.OPEN)
-            known = self._edges[state] = [
+            edges = [
                 (call, apply(state, call)[0], self._symmetry.transition(state, call))
                 for call in moves(msgspec.structs.replace(position, state=state), resets=False)
                 if isinstance(call, Check | CanAllocate | Allocate | FreeInput | Drain)
             ]
+            # What stays comes first: there may be no way back.
+            known = self._edges[state] = sorted(edges, key=lambda edge: edge[1] != state)
         return known
 
     def _way_to_new(self, origin: State) -> list[tuple[Call, State, object]] | None:
