@@ -71,9 +71,15 @@ def imported(name: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
         for attribute in class_name.split("."):
+            if not hasattr(found, attribute):
+                raise RefusalError(f"module {module_name} has no class {class_name}")
             found = getattr(found, attribute)
+    except RefusalError:
+        raise
     except (Exception, SystemExit) as error:
         raise RefusalError(f"importing {name} raised {in_words(error)}") from error
+    if not isinstance(found, type):
+        raise RefusalError(f"{class_name} of module {module_name} is no class but of type {type(found).__name__}")
     return found
 
 

@@ -214,10 +214,8 @@ def refused(run: Run, folder: Path, *sentence: str) -> None:
         ("port:early-evictable+bogus", "there is no defect 'bogus'"),
         ("py:json", "py:json is not of the form py:package.module:Class."),
         ("py:no.such:Manager", "importing no.such:Manager raised ModuleNotFoundError (No module named 'no')"),
-        (
-            "py:json:Manager",
-            "importing json:Manager raised AttributeError (module 'json' has no attribute 'Manager')",
-        ),
+        ("py:json:Manager", "py:json:Manager: module json has no class Manager."),
+        ("py:json:dumps", "py:json:dumps: dumps of module json is no class but of type function."),
         ("py:json:JSONDecoder", "has no check_and_update_cache, can_allocate, "),
     ],
 )

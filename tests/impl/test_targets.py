@@ -89,8 +89,9 @@ def test_a_package_called_model_is_the_persons_own(tmp_path: Path, monkeypatch: 
     target = resolve("py:model.cache:Mine")
     assert target.name == "py:model.cache:Mine"
     assert target.shows is Shows.RESULTS
-    assert "has no attribute 'Other'" in refusal("py:model.cache:Other")
-    assert "py:model.cache:instance: " in refusal("py:model.cache:instance")
+    assert refusal("py:model.cache:Other") == "py:model.cache:Other: module model.cache has no class Other."
+    sentence = "py:model.cache:instance: instance of module model.cache is no class but of type Mine."
+    assert refusal("py:model.cache:instance") == sentence
 
 
 @pytest.mark.parametrize("name", ["", "ports", "vllm", "vllm:", "py:", "py", "PORT", " port"])

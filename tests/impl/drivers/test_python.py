@@ -184,7 +184,10 @@ def test_what_a_manager_prints_and_reads_is_not_taken_for_answers(tree: Path) ->
 @pytest.mark.parametrize(
     ("spec", "content", "sentence"),
     [
-        ("model.cache:Nothing", MANAGER, "importing model.cache:Nothing raised AttributeError"),
+        ("model.cache:Nothing", MANAGER, "model.cache:Nothing: module model.cache has no class Nothing."),
+        ("model.cache:Cache.Inner", MANAGER, "module model.cache has no class Cache.Inner."),
+        ("model.cache:Cache", "Cache = 1", "Cache of module model.cache is no class but of type int."),
+        ("model.cache:Cache", "import os; os.nothing", "importing model.cache:Cache raised AttributeError"),
         ("model.absent:Cache", MANAGER, "importing model.absent:Cache raised ModuleNotFoundError"),
         ("model.cache:Cache", "raise SystemExit(1)", "importing model.cache:Cache raised SystemExit (1)"),
         ("model.cache:Cache", "class Cache: pass", "has no check_and_update_cache, can_allocate"),
