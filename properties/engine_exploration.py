@@ -1,0 +1,418 @@
+"""Exhaustive exploration of an engine: every decision of the outside world, carried out on the real manager.
+
+Breadth first, so that the first counterexample to a property is its shortest. A broken property does not end a
+branch unless the step crashed: what follows from an incoherent worker is what a user sees.
+
+Two graphs are explored. In scenes without a KV capacity the outside world decides how many tokens a pass has and
+whether there are KV blocks, as other requests of the same engine do. In scenes with one, passes are deterministic,
+and `progress` is decided: from every state reached, passes alone must finish every request that has arrived.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from impl.errors import TargetError
+from impl.target import Target
+from model.scheduling import (
+    Abort,
+    Arrive,
+    ChangeWeights,
+    Engine,
+    EngineState,
+    EngineTrace,
+    Move,
+    Pass,
+    Phase,
+    Scene,
+)
+from properties.engine_invariants import ENGINE_PROPERTIES, PROGRESS, Breach, EngineMoment, breaches
+from properties.engine_managers import ManagerFailureError, ManagerGraph, SessionManager
+from properties.engine_situations import ENGINE_SITUATIONS, situations_in
+from properties.invariants import NO_CRASH
+
+ENGINE = "exhaustive"
+
+
+class EngineCounterexample(Struct, frozen=True):
+    """An engine trace whose last move breaks a property.
+
+    Attributes:
+        trace: The scene and the moves.
+        breach: The property and what was seen.
+        target: Name of the target.
+        found_by: Which search found it.
+    """
+
+    trace: EngineTrace
+    breach: Breach
+    target: str
+    found_by: str
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """For ordering: moves first, then the extent of the scene."""
+        scene = self.trace.scene
+        items = [item for request in scene.requests for item in request.items]
+        refusals = sum(
+            1 for move in self.trace.moves if isinstance(move, Pass) for answer in move.kv if not answer
+        )
+        return (
+            len(self.trace),
+            refusals,
+            len(scene.requests),
+            len(items),
+            sum(item.length for item in items),
+            sum(request.tokens + request.outputs for request in scene.requests),
+            scene.setup.capacity,
+        )
+
+
+class EngineExploration(Struct, frozen=True):
+    """What a run covered and found.
+
+    Attributes:
+        scope: Its name.
+        complete: Whether everything in the scope was covered; False if time ran out.
+        scenes: Scenes covered.
+        states: States reached, of engine and manager together.
+        moves: Moves taken from them.
+        passes: How many of them were passes.
+        calls: Calls made of the real code.
+        situations: How often each situation was reached.
+        counterexamples: The shortest for each broken property.
+        progress_decided: Whether a scene with a KV capacity was among them.
+        seconds: Time taken.
+    """
+
+    scope: str
+    complete: bool
+    scenes: int
+    states: int
+    moves: int
+    passes: int
+    calls: int
+    situations: dict[str, int]
+    counterexamples: tuple[EngineCounterexample, ...]
+    progress_decided: bool
+    seconds: float
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.scenes = self.states = self.moves = self.passes = self.calls = 0
+        self.situations = Counter({one.name: 0 for one in ENGINE_SITUATIONS})
+        self.progress_decided = False
+
+
+class EngineSearch:
+    """A search of many scenes for the shortest counterexample to each property."""
+
+    def __init__(self, target: Target, engine_class: type[Engine] = Engine) -> None:
+        self._target = target
+        self._engine_class = engine_class
+        self._best: dict[str, EngineCounterexample] = {}
+        self._graph: ManagerGraph | None = None
+        self.tally = _Tally()
+
+    @property
+    def found(self) -> tuple[EngineCounterexample, ...]:
+        """The shortest counterexample to each broken property, in the order of the properties."""
+        names = [one.name for one in ENGINE_PROPERTIES]
+        return tuple(
+            sorted(self._best.values(), key=lambda one: (*names, NO_CRASH.name).index(one.breach.property))
+        )
+
+    def length_of(self, name: str) -> int | None:
+        """Length of the shortest counterexample to a property so far."""
+        best = self._best.get(name)
+        return None if best is None else len(best.trace)
+
+    def explore(self, scene: Scene, deadline: float | None = None) -> bool:
+        """Adds a scene; False if time ran out on the way."""
+        graph = self._graph_of(scene)
+        before = graph.calls
+        try:
+            return _SceneSearch(self, scene, self._engine_class(scene), graph, self._target).run(deadline)
+        finally:
+            self.tally.calls += graph.calls - before
+
+    def _graph_of(self, scene: Scene) -> ManagerGraph:
+        """What the manager did in one scene it does in the next with the same workload."""
+        workload = scene.workload
+        if self._graph is None or self._graph.workload != workload:
+            self.close()
+            self._graph = ManagerGraph(self._target, workload)
+        return self._graph
+
+    def close(self) -> None:
+        """Gives back what sessions occupy."""
+        if self._graph is not None:
+            self._graph.close()
+
+    def offer(self, scene: Scene, moves: tuple[Move, ...], breach: Breach) -> None:
+        """Keeps a counterexample if it is the smallest of its property."""
+        known = self._best.get(breach.property)
+        trace = EngineTrace(scene, moves)
+        offered = EngineCounterexample(trace, breach, self._target.name, ENGINE)
+        if known is not None and known.size <= offered.size:
+            return
+        again = replay_engine(trace, self._target, self._engine_class)
+        if not any(one.property == breach.property for one in again):
+            raise TargetError(
+                f"{self._target.name} does not do the same thing twice: {breach.property} broke on a copy of its "
+                f"manager and not on a fresh one; it is random, or keeps state outside of the manager object"
+            )
+        self._best[breach.property] = offered
+
+
+_Key: TypeAlias = tuple[EngineState, int]
+"""Where an engine stands: its own state, and the manager's node in the graph."""
+
+
+class _SceneSearch:
+    """Breadth first through one scene."""
+
+    def __init__(
+        self, search: EngineSearch, scene: Scene, engine: Engine, graph: ManagerGraph, target: Target
+    ) -> None:
+        self._search = search
+        self._scene = scene
+        self._engine = engine
+        self._graph = graph
+        self._resets = target.has_reset
+        self._by_choice = scene.setup.kv_capacity is None
+        self._twins = _earlier_twins(scene)
+        self._keys: list[_Key] = [(engine.start(), 0)]
+        self._index: dict[_Key, int] = {self._keys[0]: 0}
+        self._path: list[tuple[int, Move] | None] = [None]
+        self._after_pass: dict[int, int] = {}
+
+    def run(self, deadline: float | None) -> bool:
+        tally = self._search.tally
+        number = 0
+        while number < len(self._keys):  # the list of states is the queue
+            tally.states += 1
+            state, node = self._keys[number]
+            for move in self._moves(state):
+                if isinstance(move, Pass) and self._by_choice:
+                    self._take_every_way(number, state, node, move)
+                else:
+                    self._take(number, state, node, move)
+            if deadline is not None and monotonic() > deadline:
+                return False
+            number += 1
+        tally.scenes += 1
+        if not self._by_choice:
+            tally.progress_decided = True
+            self._decide_progress()
+        return True
+
+    def _moves(self, state: EngineState) -> Iterator[Move]:
+        """What the outside world may decide next."""
+        setup, requests = self._scene.setup, self._scene.requests
+        unfinished = (*state.running, *state.waiting)
+        if unfinished:
+            left = sum(
+                requests[one].tokens + state.standings[one].outputs - state.standings[one].computed
+                for one in unfinished
+            )
+            most = min(setup.token_budget, left)
+            for tokens in range(1, most + 1) if self._by_choice else (setup.token_budget,):
+                yield Pass(tokens)
+        for place, standing in enumerate(state.standings):
+            if standing.phase is Phase.TO_COME:
+                twin = self._twins[place]
+                if twin is None or state.standings[twin].phase is not Phase.TO_COME:
+                    yield Arrive(requests[place].request_id)
+        for one in unfinished:
+            yield Abort(requests[one].request_id)
+        if self._resets and state.tensors:
+            yield ChangeWeights()
+
+    def _take_every_way(self, number: int, state: EngineState, node: int, move: Pass) -> None:
+        """A pass with every sequence of answers to its requests for KV blocks."""
+        todo: list[tuple[bool, ...]] = [()]
+        while todo:
+            answers = todo.pop()
+            given = self._take(number, state, node, Pass(move.tokens, answers))
+            todo += [(*given[:place], False) for place in range(len(answers), len(given))]
+
+    def _take(self, number: int, state: EngineState, node: int, move: Move) -> tuple[bool, ...]:
+        """Takes a move, judges it and queues where it led; the answers about KV that it was given."""
+        tally = self._search.tally
+        tally.moves += 1
+        tally.passes += isinstance(move, Pass)
+        cursor = self._graph.cursor(node)
+        try:
+            taken = self._engine.take(state, move, cursor)
+        except ManagerFailureError as failure:
+            self._offer(number, move, Breach(NO_CRASH.name, str(failure)))
+            return ()
+        tally.situations.update(situations_in(self._scene, state, taken))
+        moment = EngineMoment(self._scene, move, taken, cursor.entries())
+        for breach in breaches(moment):
+            self._offer(number, move, breach)
+        if not taken.crashed:
+            reached = self._reach((taken.state, cursor.node), number, move)
+            if isinstance(move, Pass):
+                self._after_pass[number] = reached
+        return taken.kv
+
+    def _reach(self, key: _Key, number: int, move: Move) -> int:
+        reached = self._index.setdefault(key, len(self._keys))
+        if reached == len(self._keys):
+            self._keys.append(key)
+            self._path.append((number, move))
+        return reached
+
+    def _offer(self, number: int, move: Move, breach: Breach) -> None:
+        length = self._search.length_of(breach.property)
+        moves = (*self._moves_to(number), move)
+        if length is None or len(moves) <= length:
+            self._search.offer(self._scene, moves, breach)
+
+    def _moves_to(self, number: int) -> tuple[Move, ...]:
+        taken: list[Move] = []
+        step = self._path[number]
+        while step is not None:
+            number, move = step
+            taken.append(move)
+            step = self._path[number]
+        return tuple(reversed(taken))
+
+    def _decide_progress(self) -> None:
+        """Passes alone: every state's chain must end where nobody is unfinished, or in a crash."""
+        ends = [False] * len(self._keys)
+        for number in range(len(self._keys)):  # in breadth-first order, so that the first one is the shortest
+            chain: list[int] = []
+            on_chain: set[int] = set()
+            here: int | None = number
+            while here is not None and not ends[here] and here not in on_chain:
+                chain.append(here)
+                on_chain.add(here)
+                here = self._after_pass.get(here)
+            if here is not None and here in on_chain:
+                lap = tuple(chain[chain.index(here) :])
+                first = min(lap)  # where the search came to it first
+                self._offer_stall(first, lap)
+                return
+            for one in chain:
+                ends[one] = True
+
+    def _offer_stall(self, first: int, lap: tuple[int, ...]) -> None:
+        budget = Pass(self._scene.setup.token_budget)
+        moves = (*self._moves_to(first), *(budget for _ in lap))
+        breach = Breach(PROGRESS, stall_in_words(self._scene, self._keys[first][0], len(lap)))
+        length = self._search.length_of(PROGRESS)
+        if length is None or len(moves) <= length:
+            self._search.offer(self._scene, moves, breach)
+
+
+def stall_in_words(scene: Scene, state: EngineState, passes: int) -> str:
+    """Who hangs, and where."""
+    hanging = [
+        f"{scene.requests[one].request_id} ({state.standings[one].phase}, "
+        f"{state.standings[one].computed} of {scene.requests[one].tokens} tokens computed)"
+        for one in (*state.running, *state.waiting)
+    ]
+    lap = "a pass leads" if passes == 1 else f"{passes} passes lead"
+    return f"{lap} back to the same state, and {', '.join(hanging)} never finish"
+
+
+def _earlier_twins(scene: Scene) -> list[int | None]:
+    """For each request the one before it that is the same but for its name: they arrive in this order."""
+    twins: list[int | None] = []
+    for place, request in enumerate(scene.requests):
+        same = [
+            earlier
+            for earlier in range(place)
+            if (other := scene.requests[earlier]).items == request.items
+            and (other.tokens, other.outputs, other.priority)
+            == (request.tokens, request.outputs, request.priority)
+        ]
+        twins.append(same[-1] if same else None)
+    return twins
+
+
+def replay_engine(trace: EngineTrace, target: Target, engine_class: type[Engine] = Engine) -> tuple[Breach, ...]:
+    """Runs an engine trace on a fresh session: what its last move breaks.
+
+    `progress` is broken where the trace stands at its end as it stood before, passes only in between, and
+    somebody is unfinished.
+
+    Raises:
+        SceneError: A move is not possible where it stands.
+    """
+    engine = engine_class(trace.scene)
+    session = target.start(trace.scene.workload)
+    manager = SessionManager(session)
+    state = engine.start()
+    found: tuple[Breach, ...] = ()
+    since_others: list[tuple[EngineState, object]] = []
+    try:
+        for move in trace.moves:
+            if not isinstance(move, Pass):
+                since_others = []
+            elif not since_others:
+                since_others = [(state, manager.shown())]
+            try:
+                taken = engine.take(state, move, manager)
+            except ManagerFailureError as failure:
+                return (Breach(NO_CRASH.name, str(failure)),)
+            found = tuple(breaches(EngineMoment(trace.scene, move, taken, manager.entries())))
+            if taken.crashed:
+                return found
+            state = taken.state
+            if isinstance(move, Pass):
+                since_others.append((state, manager.shown()))
+        if since_others and (state.running or state.waiting):
+            earlier = [place for place, seen in enumerate(since_others[:-1]) if seen == since_others[-1]]
+            if earlier:
+                passes = len(since_others) - 1 - earlier[-1]
+                found = (*found, Breach(PROGRESS, stall_in_words(trace.scene, state, passes)))
+        return found
+    finally:
+        session.close()
+
+
+def explore_scenes(
+    target: Target,
+    scenes: Iterable[Scene],
+    *,
+    name: str,
+    engine_class: type[Engine] = Engine,
+    deadline: float | None = None,
+) -> EngineExploration:
+    """Explores scenes one after the other.
+
+    Args:
+        target: Whose manager the engine drives.
+        scenes: The scenes, small ones first.
+        name: Of the scope, for reports.
+        engine_class: The engine; another one has a seeded fault.
+        deadline: When to stop, on the clock of `time.monotonic`; what was covered by then is reported.
+    """
+    began = monotonic()
+    search = EngineSearch(target, engine_class)
+    try:
+        complete = all(search.explore(scene, deadline) for scene in scenes)
+    finally:
+        search.close()
+    tally = search.tally
+    return EngineExploration(
+        name,
+        complete,
+        tally.scenes,
+        tally.states,
+        tally.moves,
+        tally.passes,
+        tally.calls,
+        dict(tally.situations),
+        search.found,
+        tally.progress_decided,
+        monotonic() - began,
+    )
