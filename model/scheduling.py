@@ -481,6 +481,7 @@ class Stage:
         "compute",
         "crashed",
         "granted",
+        "hit",
         "kv",
         "manager",
         "needed",
@@ -511,6 +512,7 @@ class Stage:
         self.compute = 0
         self.kv: tuple[bool, ...] = ()
         self.granted: list[bool] = []
+        self.hit: dict[int, set[int]] = {}
         self.scheduled: dict[int, Turn] = {}
         self.preempted: list[int] = []
         self.rejected: list[int] = []
@@ -721,10 +723,11 @@ class Engine:
         stage.note(What.PREEMPTED, self.requests[victim].request_id, hashes=repeated)
 
     def _repeated_held(self, stage: Stage, request: int) -> list[str]:
-        """Hashes of which a request has touched several occurrences."""
+        """Hashes of which a request needs several occurrences at this moment."""
         items = self.requests[request].items
-        touched = [items[input_id].mm_hash for input_id in stage.standings[request].touched]
-        return sorted({mm_hash for mm_hash in touched if touched.count(mm_hash) > 1})
+        inputs = stage.standings[request].touched | stage.hit.get(request, set())
+        needed = [items[input_id].mm_hash for input_id in inputs]
+        return sorted({mm_hash for mm_hash in needed if needed.count(mm_hash) > 1})
 
     def _free_preempted(self, stage: Stage, victim: int) -> None:
         stage.manager.call(FreeRequest(self.requests[victim].request_id))
@@ -846,6 +849,7 @@ class Engine:
         before = stage.manager.entries()
         if not stage.manager.call(Check(request_id, input_id)):
             return False
+        stage.hit.setdefault(self.scene.place(request_id), set()).add(input_id)
         was_evictable = before is not None and item.mm_hash in before.evictable
         what = What.HIT_EVICTABLE if was_evictable else What.HIT
         stage.note(what, request_id, input_id, (item.mm_hash,), waiting=waiting)
