@@ -9,7 +9,7 @@ and `progress` is decided: from every state reached, passes alone must finish ev
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from time import monotonic
 from typing import TypeAlias
 
@@ -28,6 +28,7 @@ from model.scheduling import (
     Pass,
     Phase,
     Scene,
+    Taken,
 )
 from properties.engine_invariants import ENGINE_PROPERTIES, PROGRESS, Breach, EngineMoment, breaches
 from properties.engine_managers import ManagerFailureError, ManagerGraph, SessionManager
@@ -160,8 +161,7 @@ class EngineSearch:
         offered = EngineCounterexample(trace, breach, self._target.name, ENGINE)
         if known is not None and known.size <= offered.size:
             return
-        again = replay_engine(trace, self._target, self._engine_class)
-        if not any(one.property == breach.property for one in again):
+        if first_breach(trace, self._target, breach.property, self._engine_class) is None:
             raise TargetError(
                 f"{self._target.name} does not do the same thing twice: {breach.property} broke on a copy of its "
                 f"manager and not on a fresh one; it is random, or keeps state outside of the manager object"
@@ -304,8 +304,7 @@ class _SceneSearch:
                 ends[one] = True
 
     def _offer_stall(self, first: int, lap: tuple[int, ...]) -> None:
-        budget = Pass(self._scene.setup.token_budget)
-        moves = (*self._moves_to(first), *(budget for _ in lap))
+        moves = (*self._moves_to(first), *(Pass(self._scene.setup.token_budget),) * len(lap))
         breach = Breach(PROGRESS, stall_in_words(self._scene, self._keys[first][0], len(lap)))
         length = self._search.length_of(PROGRESS)
         if length is None or len(moves) <= length:
@@ -338,45 +337,85 @@ def _earlier_twins(scene: Scene) -> list[int | None]:
     return twins
 
 
-def replay_engine(trace: EngineTrace, target: Target, engine_class: type[Engine] = Engine) -> tuple[Breach, ...]:
-    """Runs an engine trace on a fresh session: what its last move breaks.
+class EngineRun:
+    """One engine on a fresh session: takes moves, and says what each one breaks.
 
-    `progress` is broken where the trace stands at its end as it stood before, passes only in between, and
-    somebody is unfinished.
+    `progress` is broken where passes alone lead back to a state in which somebody is unfinished. With tokens and KV
+    blocks decided by the outside world that proves nothing: it is asked only where a KV capacity decides.
+    """
+
+    def __init__(self, scene: Scene, target: Target, engine_class: type[Engine] = Engine) -> None:
+        self.scene = scene
+        self.engine = engine_class(scene)
+        self.state = self.engine.start()
+        self.over = False
+        self._session = target.start(scene.workload)
+        self._manager = SessionManager(self._session)
+        self._passed: list[tuple[EngineState, Hashable]] = []
+
+    def take(self, move: Move) -> tuple[Taken | None, tuple[Breach, ...]]:
+        """Takes a move; nothing can be taken after a crash.
+
+        Returns:
+            What it did (None if the manager raised), and what it broke.
+
+        Raises:
+            SceneError: The move is not possible here.
+        """
+        if not isinstance(move, Pass):
+            self._passed = []
+        elif not self._passed:
+            self._passed = [(self.state, self._manager.shown())]
+        try:
+            taken = self.engine.take(self.state, move, self._manager)
+        except ManagerFailureError as failure:
+            self.over = True
+            return None, (Breach(NO_CRASH.name, str(failure)),)
+        moment = EngineMoment(self.scene, move, taken, self._manager.entries())
+        found = tuple(breaches(moment))
+        self.over = taken.crashed
+        if not taken.crashed:
+            self.state = taken.state
+            found += tuple(self._stalls(move))
+        return taken, found
+
+    def _stalls(self, move: Move) -> Iterator[Breach]:
+        if not isinstance(move, Pass) or self.scene.setup.kv_capacity is None:
+            return
+        here = (self.state, self._manager.shown())
+        if here in self._passed and (self.state.running or self.state.waiting):
+            passes = len(self._passed) - self._passed.index(here)
+            yield Breach(PROGRESS, stall_in_words(self.scene, self.state, passes))
+        self._passed.append(here)
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._session.close()
+
+
+def first_breach(
+    trace: EngineTrace, target: Target, name: str, engine_class: type[Engine] = Engine
+) -> tuple[int, Breach] | None:
+    """Runs an engine trace on a fresh session until it breaks a property.
+
+    Returns:
+        How many of its moves that took, and what was seen; None if it does not break it.
 
     Raises:
         SceneError: A move is not possible where it stands.
     """
-    engine = engine_class(trace.scene)
-    session = target.start(trace.scene.workload)
-    manager = SessionManager(session)
-    state = engine.start()
-    found: tuple[Breach, ...] = ()
-    since_others: list[tuple[EngineState, object]] = []
+    run = EngineRun(trace.scene, target, engine_class)
     try:
-        for move in trace.moves:
-            if not isinstance(move, Pass):
-                since_others = []
-            elif not since_others:
-                since_others = [(state, manager.shown())]
-            try:
-                taken = engine.take(state, move, manager)
-            except ManagerFailureError as failure:
-                return (Breach(NO_CRASH.name, str(failure)),)
-            found = tuple(breaches(EngineMoment(trace.scene, move, taken, manager.entries())))
-            if taken.crashed:
-                return found
-            state = taken.state
-            if isinstance(move, Pass):
-                since_others.append((state, manager.shown()))
-        if since_others and (state.running or state.waiting):
-            earlier = [place for place, seen in enumerate(since_others[:-1]) if seen == since_others[-1]]
-            if earlier:
-                passes = len(since_others) - 1 - earlier[-1]
-                found = (*found, Breach(PROGRESS, stall_in_words(trace.scene, state, passes)))
-        return found
+        for number, move in enumerate(trace.moves, start=1):
+            _, found = run.take(move)
+            for breach in found:
+                if breach.property == name:
+                    return number, breach
+            if run.over:
+                return None
+        return None
     finally:
-        session.close()
+        run.close()
 
 
 def explore_scenes(
