@@ -289,10 +289,10 @@ Move: TypeAlias = Arrive | Pass | Abort | ChangeWeights
 class Phase(StrEnum):
     """Where a request is in its life."""
 
-    TO_COME = "to come"
+    ABSENT = "absent"
+    """Not there yet, or finished: it may arrive, again under the same id."""
     WAITING = "waiting"
     RUNNING = "running"
-    FINISHED = "finished"
 
 
 class Standing(Struct, frozen=True):
@@ -305,7 +305,7 @@ class Standing(Struct, frozen=True):
         touched: Inputs that its scheduled windows have reached and obtained, and that are not wholly computed.
     """
 
-    phase: Phase = Phase.TO_COME
+    phase: Phase = Phase.ABSENT
     computed: int = 0
     outputs: int = 0
     touched: frozenset[int] = frozenset()
@@ -579,7 +579,7 @@ class Engine:
                 stage.tokens, stage.kv, stage.compute = tokens, kv, self.scene.compute_budget
                 self._pass(stage)
             case Arrive(request_id):
-                self._arrive(stage, self._place(state, request_id, Phase.TO_COME))
+                self._arrive(stage, self._place(state, request_id, Phase.ABSENT))
             case Abort(request_id):
                 self._abort(stage, self._place(state, request_id, Phase.WAITING, Phase.RUNNING))
             case ChangeWeights():
@@ -629,7 +629,7 @@ class Engine:
         for queue in (stage.running, stage.waiting, stage.arrivals):
             if request in queue:
                 queue.remove(request)
-        stage.standings[request] = Standing(Phase.FINISHED)
+        stage.standings[request] = Standing()
 
     def _sort_waiting(self, stage: Stage) -> None:
         stage.waiting.sort(key=lambda request: self._urgency(stage, request))
@@ -973,7 +973,7 @@ class Engine:
                 self._free_processed(stage, turn.request)
             self._generate(stage, turn.request)
         for request in stage.rejected:
-            if stage.standings[request].phase is not Phase.FINISHED:
+            if stage.standings[request].phase is not Phase.ABSENT:
                 self._finish(stage, request)
         self._forget_needs(stage)
 

@@ -224,9 +224,9 @@ class _SceneSearch:
             for tokens in range(1, most + 1) if self._by_choice else (setup.token_budget,):
                 yield Pass(tokens)
         for place, standing in enumerate(state.standings):
-            if standing.phase is Phase.TO_COME:
+            if standing.phase is Phase.ABSENT:
                 twin = self._twins[place]
-                if twin is None or state.standings[twin].phase is not Phase.TO_COME:
+                if twin is None or state.standings[twin].phase is not Phase.ABSENT:
                     yield Arrive(requests[place].request_id)
         for one in unfinished:
             yield Abort(requests[one].request_id)
@@ -340,8 +340,8 @@ def _earlier_twins(scene: Scene) -> list[int | None]:
 class EngineRun:
     """One engine on a fresh session: takes moves, and says what each one breaks.
 
-    `progress` is broken where passes alone lead back to a state in which somebody is unfinished. With tokens and KV
-    blocks decided by the outside world that proves nothing: it is asked only where a KV capacity decides.
+    `progress` is broken where passes alone lead back to a state in which somebody is unfinished. With tokens and
+    KV blocks decided by the outside world that proves nothing: it is asked only where a KV capacity decides.
     """
 
     def __init__(self, scene: Scene, target: Target, engine_class: type[Engine] = Engine) -> None:

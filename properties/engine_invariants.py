@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from model.scheduling import Entries, Move, Pass, Phase, Scene, Taken, What
+from model.scheduling import Entries, Move, Pass, Scene, Taken, What
 from properties.invariants import listed
 
 
@@ -93,15 +93,15 @@ def _no_redundant_encode(moment: EngineMoment) -> str | None:
 
 
 def _no_idle_reference(moment: EngineMoment) -> str | None:
+    """Running and finished requests are exempt, and one that has never arrived cannot hold anything."""
     entries = moment.entries
     if entries is None or moment.taken.crashed:
         return None
-    for request, standing in zip(moment.scene.requests, moment.taken.state.standings, strict=True):
-        if standing.phase in (Phase.RUNNING, Phase.FINISHED):
-            continue
-        held = [mm_hash for mm_hash, holders in entries.references.items() if request.request_id in holders]
+    for waiting in moment.taken.state.waiting:
+        request_id = moment.scene.requests[waiting].request_id
+        held = [mm_hash for mm_hash, holders in entries.references.items() if request_id in holders]
         if held:
-            return f"{request.request_id} is {standing.phase} and still refers to {listed(held)}"
+            return f"{request_id} is waiting and still refers to {listed(held)}"
     return None
 
 

@@ -53,6 +53,9 @@ def _smaller(trace: EngineTrace) -> Iterator[EngineTrace]:
         for smaller in _smaller_requests(request):
             requests = (*scene.requests[:place], smaller, *scene.requests[place + 1 :])
             yield from _with(trace, replace_requests(scene, requests))
+    for mm_hash in sorted({item.mm_hash for request in scene.requests for item in request.items}):
+        requests = tuple(_one_embed_less(request, mm_hash) for request in scene.requests)
+        yield from _with(trace, replace_requests(scene, requests))
     if scene.setup.capacity > 1:
         yield from _with(trace, _resized(scene, scene.setup.capacity - 1))
 
@@ -97,6 +100,17 @@ def _smaller_requests(request: Prompt) -> Iterator[Prompt]:
             yield _closed_up(request, position, 1)
     if request.outputs > 1:
         yield replace(request, outputs=request.outputs - 1)
+
+
+def _one_embed_less(request: Prompt, mm_hash: str) -> Prompt:
+    """Every occurrence of a hash one placeholder shorter; one of a single embed stays as it is."""
+    for place in reversed(range(len(request.items))):
+        item = request.items[place]
+        if item.mm_hash == mm_hash and item.embeds_at is None and item.length > 1:
+            shorter = replace(item, length=item.length - 1)
+            rest = (*request.items[:place], shorter, *request.items[place + 1 :])
+            request = _closed_up(replace(request, items=rest), item.offset, 1)
+    return request
 
 
 def _closed_up(request: Prompt, position: int, tokens: int) -> Prompt:

@@ -1,7 +1,7 @@
 """Hypothesis machines over an engine, for scenes larger than exhaustive exploration reaches.
 
-More requests with more items, larger ones, items with markers that need no embed, more outputs, several sizes of one
-hash. Each example draws from a generator of its own, seeded by Hypothesis, for the reason that
+More requests with more items, larger ones, items with markers that need no embed, more outputs, several sizes of
+one hash. Each example draws from a generator of its own, seeded by Hypothesis, for the reason that
 `properties.machines` gives; shrinking is `properties.engine_minimize`'s part.
 """
 
@@ -104,7 +104,7 @@ def draw_move(random: Random, run: EngineRun, *, resets: bool) -> Move | None:
     offered: list[tuple[Move, int]] = [
         (Arrive(request.request_id), 6)
         for request, standing in zip(scene.requests, state.standings, strict=True)
-        if standing.phase is Phase.TO_COME
+        if standing.phase is Phase.ABSENT
     ]
     offered += [(Abort(scene.requests[one].request_id), 1) for one in unfinished]
     if resets and state.tensors:
