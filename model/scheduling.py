@@ -405,6 +405,7 @@ class What(StrEnum):
     PREEMPTED = "preempted"
     WITHDRAWN = "withdrawn"
     SCHEDULED = "scheduled"
+    REPORTED = "reported"
     DROPPED = "dropped"
     ENCODED = "encoded"
     ENCODED_AGAIN = "encoded-again"
@@ -646,7 +647,10 @@ class Engine:
             self._schedule_waiting(stage)
         freed = stage.manager.call(Drain())
         assert isinstance(freed, frozenset)
-        self._work(stage, frozenset(str(mm_hash) for mm_hash in freed))
+        reported = frozenset(map(str, freed))
+        if reported:
+            stage.note(What.REPORTED, hashes=sorted(reported))
+        self._work(stage, reported)
         if not stage.crashed:
             self._after_step(stage)
 
@@ -912,7 +916,7 @@ class Engine:
         self._gather(stage)
 
     def _drop(self, stage: Stage, freed: frozenset[str]) -> None:
-        if freed:
+        if freed & stage.tensors:
             stage.note(What.DROPPED, hashes=sorted(freed & stage.tensors))
         stage.tensors -= freed
 

@@ -9,7 +9,7 @@ and `progress` is decided: from every state reached, passes alone must finish ev
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from time import monotonic
 from typing import TypeAlias
 
@@ -24,13 +24,21 @@ from model.scheduling import (
     Engine,
     EngineState,
     EngineTrace,
+    Entries,
     Move,
     Pass,
     Phase,
     Scene,
     Taken,
 )
-from properties.engine_invariants import ENGINE_PROPERTIES, PROGRESS, Breach, EngineMoment, breaches
+from properties.engine_invariants import (
+    ENGINE_PROPERTIES,
+    PROGRESS,
+    Breach,
+    EngineMoment,
+    EngineProperty,
+    breaches,
+)
 from properties.engine_managers import ManagerFailureError, ManagerGraph, SessionManager
 from properties.engine_situations import ENGINE_SITUATIONS, situations_in
 from properties.invariants import NO_CRASH
@@ -110,11 +118,26 @@ class _Tally:
 
 
 class EngineSearch:
-    """A search of many scenes for the shortest counterexample to each property."""
+    """A search of many scenes for the shortest counterexample to each property.
 
-    def __init__(self, target: Target, engine_class: type[Engine] = Engine) -> None:
+    Args:
+        target: Whose manager the engine drives.
+        engine_class: The engine; another one has a seeded fault.
+        properties: What is asked.
+        besides: A target whose own violations do not count: what breaks with it too on the same trace is ignored.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        engine_class: type[Engine] = Engine,
+        properties: tuple[EngineProperty, ...] = ENGINE_PROPERTIES,
+        besides: Target | None = None,
+    ) -> None:
         self._target = target
         self._engine_class = engine_class
+        self._besides = besides
+        self.properties = properties
         self._best: dict[str, EngineCounterexample] = {}
         self._graph: ManagerGraph | None = None
         self.tally = _Tally()
@@ -122,10 +145,8 @@ class EngineSearch:
     @property
     def found(self) -> tuple[EngineCounterexample, ...]:
         """The shortest counterexample to each broken property, in the order of the properties."""
-        names = [one.name for one in ENGINE_PROPERTIES]
-        return tuple(
-            sorted(self._best.values(), key=lambda one: (*names, NO_CRASH.name).index(one.breach.property))
-        )
+        names = (*(one.name for one in self.properties), NO_CRASH.name)
+        return tuple(sorted(self._best.values(), key=lambda one: names.index(one.breach.property)))
 
     def length_of(self, name: str) -> int | None:
         """Length of the shortest counterexample to a property so far."""
@@ -161,12 +182,17 @@ class EngineSearch:
         offered = EngineCounterexample(trace, breach, self._target.name, ENGINE)
         if known is not None and known.size <= offered.size:
             return
-        if first_breach(trace, self._target, breach.property, self._engine_class) is None:
+        if self._besides is not None and self._breaks(trace, self._besides, breach.property):
+            return
+        if not self._breaks(trace, self._target, breach.property):
             raise TargetError(
                 f"{self._target.name} does not do the same thing twice: {breach.property} broke on a copy of its "
                 f"manager and not on a fresh one; it is random, or keeps state outside of the manager object"
             )
         self._best[breach.property] = offered
+
+    def _breaks(self, trace: EngineTrace, target: Target, name: str) -> bool:
+        return first_breach(trace, target, name, self._engine_class, self.properties) is not None
 
 
 _Key: TypeAlias = tuple[EngineState, int]
@@ -254,7 +280,7 @@ class _SceneSearch:
             return ()
         tally.situations.update(situations_in(self._scene, state, taken))
         moment = EngineMoment(self._scene, move, taken, cursor.entries())
-        for breach in breaches(moment):
+        for breach in breaches(moment, self._search.properties):
             self._offer(number, move, breach)
         if not taken.crashed:
             reached = self._reach((taken.state, cursor.node), number, move)
@@ -344,8 +370,15 @@ class EngineRun:
     KV blocks decided by the outside world that proves nothing: it is asked only where a KV capacity decides.
     """
 
-    def __init__(self, scene: Scene, target: Target, engine_class: type[Engine] = Engine) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        target: Target,
+        engine_class: type[Engine] = Engine,
+        properties: tuple[EngineProperty, ...] = ENGINE_PROPERTIES,
+    ) -> None:
         self.scene = scene
+        self._properties = properties
         self.engine = engine_class(scene)
         self.state = self.engine.start()
         self.over = False
@@ -372,7 +405,7 @@ class EngineRun:
             self.over = True
             return None, (Breach(NO_CRASH.name, str(failure)),)
         moment = EngineMoment(self.scene, move, taken, self._manager.entries())
-        found = tuple(breaches(moment))
+        found = tuple(breaches(moment, self._properties))
         self.over = taken.crashed
         if not taken.crashed:
             self.state = taken.state
@@ -388,13 +421,21 @@ class EngineRun:
             yield Breach(PROGRESS, stall_in_words(self.scene, self.state, passes))
         self._passed.append(here)
 
+    def entries(self) -> Entries | None:
+        """What the manager shows of its entries now."""
+        return self._manager.entries()
+
     def close(self) -> None:
         """Ends the session."""
         self._session.close()
 
 
 def first_breach(
-    trace: EngineTrace, target: Target, name: str, engine_class: type[Engine] = Engine
+    trace: EngineTrace,
+    target: Target,
+    name: str,
+    engine_class: type[Engine] = Engine,
+    properties: tuple[EngineProperty, ...] = ENGINE_PROPERTIES,
 ) -> tuple[int, Breach] | None:
     """Runs an engine trace on a fresh session until it breaks a property.
 
@@ -404,7 +445,7 @@ def first_breach(
     Raises:
         SceneError: A move is not possible where it stands.
     """
-    run = EngineRun(trace.scene, target, engine_class)
+    run = EngineRun(trace.scene, target, engine_class, properties)
     try:
         for number, move in enumerate(trace.moves, start=1):
             _, found = run.take(move)
@@ -424,7 +465,10 @@ def explore_scenes(
     *,
     name: str,
     engine_class: type[Engine] = Engine,
+    properties: tuple[EngineProperty, ...] = ENGINE_PROPERTIES,
+    besides: Target | None = None,
     deadline: float | None = None,
+    announce: Callable[[int], None] | None = None,
 ) -> EngineExploration:
     """Explores scenes one after the other.
 
@@ -433,12 +477,24 @@ def explore_scenes(
         scenes: The scenes, small ones first.
         name: Of the scope, for reports.
         engine_class: The engine; another one has a seeded fault.
+        properties: What is asked.
+        besides: A target whose own violations do not count.
         deadline: When to stop, on the clock of `time.monotonic`; what was covered by then is reported.
+        announce: Told after each scene how many are done.
     """
     began = monotonic()
-    search = EngineSearch(target, engine_class)
+    search = EngineSearch(target, engine_class, properties, besides)
+    complete = True
     try:
-        complete = all(search.explore(scene, deadline) for scene in scenes)
+        for scene in scenes:
+            complete = search.explore(scene, deadline)
+            if not complete:
+                break
+            if announce is not None:
+                announce(search.tally.scenes)
+    except KeyboardInterrupt:
+        # What was found until now is worth more than the interrupt; the caller sees that it is not all.
+        complete = False
     finally:
         search.close()
     tally = search.tally

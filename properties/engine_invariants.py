@@ -149,9 +149,9 @@ ENGINE_PROPERTIES: tuple[EngineProperty, ...] = (
 """The engine level, in the order in which verdicts are listed."""
 
 
-def breaches(moment: EngineMoment) -> Iterator[Breach]:
+def breaches(moment: EngineMoment, properties: tuple[EngineProperty, ...] = ENGINE_PROPERTIES) -> Iterator[Breach]:
     """All properties that a move breaks."""
-    for candidate in ENGINE_PROPERTIES:
+    for candidate in properties:
         if candidate.predicate is not None:
             observed = candidate.predicate(moment)
             if observed is not None:
