@@ -52,10 +52,11 @@ def _smaller(trace: EngineTrace) -> Iterator[EngineTrace]:
     for place, request in enumerate(scene.requests):
         for smaller in _smaller_requests(request):
             requests = (*scene.requests[:place], smaller, *scene.requests[place + 1 :])
-            yield from _with(trace, replace_requests(scene, requests))
+            yield from _with(trace, _with_requests(scene, requests))
     for mm_hash in sorted({item.mm_hash for request in scene.requests for item in request.items}):
         requests = tuple(_one_embed_less(request, mm_hash) for request in scene.requests)
-        yield from _with(trace, replace_requests(scene, requests))
+        if requests != scene.requests:
+            yield from _with(trace, _with_requests(scene, requests))
     if scene.setup.capacity > 1:
         yield from _with(trace, _resized(scene, scene.setup.capacity - 1))
 
@@ -65,8 +66,7 @@ def _with(trace: EngineTrace, scene: Scene | None) -> Iterator[EngineTrace]:
         yield EngineTrace(scene, trace.moves)
 
 
-def replace_requests(scene: Scene, requests: tuple[Prompt, ...]) -> Scene | None:
-    """The scene with other requests; None if they are impossible in it."""
+def _with_requests(scene: Scene, requests: tuple[Prompt, ...]) -> Scene | None:
     try:
         return replace(scene, requests=requests)
     except EvictcheckError:
