@@ -11,7 +11,7 @@ from msgspec import Struct
 from impl.target import CannotForkError, Observation, Session, Shows, Target
 from model.errors import EvictcheckError
 from model.operations import Allocate, Call, Check, FreeInput, FreeRequest, Reset, Result
-from model.reference import Occurrence
+from model.reference import Occurrence, State, apply, initial
 from model.scheduling import Entries
 from model.workload import Workload
 
@@ -38,6 +38,8 @@ class _Node(Struct):
         session: A session that stands there; never called, only copied.
         entries: What it shows to the engine.
         held: The occurrences acquired and not given up.
+        reference: The reference's state after the same calls; None where it is not needed, or has none because a
+            call was illegal.
         calls: How to get there, where sessions cannot be copied.
         edges: What each call did: the node it led to and the answer, or what it raised.
     """
@@ -45,6 +47,7 @@ class _Node(Struct):
     session: Session
     entries: Entries | None
     held: frozenset[Occurrence]
+    reference: State | None
     calls: tuple[Call, ...]
     edges: dict[Call, tuple[int, Result] | ManagerFailureError]
 
@@ -52,8 +55,8 @@ class _Node(Struct):
 class ManagerGraph:
     """The states of one target for one workload, as far as an engine has brought it.
 
-    Two states are the same if the target shows the same and the same occurrences are held. A target without
-    internals may hide a difference, so there the last call is told apart too.
+    Two states are the same if the target shows the same and the same occurrences are held. For a target without
+    internals the reference's state stands for what it hides, and the last call is told apart too.
     """
 
     def __init__(self, target: Target, workload: Workload) -> None:
@@ -62,7 +65,8 @@ class ManagerGraph:
         self._index: dict[Hashable, int] = {}
         self._nodes: list[_Node] = []
         self.calls = 0
-        self._node(target.start(workload), frozenset(), ())
+        opaque = target.shows is not Shows.INTERNALS
+        self._node(target.start(workload), frozenset(), initial(workload) if opaque else None, ())
 
     def cursor(self, node: int = 0) -> "Cursor":
         """A manager for an engine, standing at a node; the first one is a fresh manager."""
@@ -96,7 +100,8 @@ class ManagerGraph:
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is its failure
             session.close()
             return ManagerFailureError(call, error)
-        return self._node(session, _held_after(node.held, call, answer), (*node.calls, call)), answer
+        held, reference = _held_after(node.held, call, answer), _reference_after(node.reference, call)
+        return self._node(session, held, reference, (*node.calls, call)), answer
 
     def _copy(self, node: _Node) -> Session:
         try:
@@ -107,13 +112,15 @@ class ManagerGraph:
                 session.call(call)
             return session
 
-    def _node(self, session: Session, held: frozenset[Occurrence], calls: tuple[Call, ...]) -> int:
+    def _node(
+        self, session: Session, held: frozenset[Occurrence], reference: State | None, calls: tuple[Call, ...]
+    ) -> int:
         shown = session.observe()
         last = None if self._target.shows is Shows.INTERNALS else calls[-1:]
-        key = (_frozen(shown), held, last)
+        key = (_frozen(shown), held, reference, last)
         number = self._index.setdefault(key, len(self._nodes))
         if number == len(self._nodes):
-            self._nodes.append(_Node(session, entries_of(shown), held, calls, {}))
+            self._nodes.append(_Node(session, entries_of(shown), held, reference, calls, {}))
         else:
             session.close()
         return number
@@ -185,6 +192,15 @@ def _held_after(held: frozenset[Occurrence], call: Call, answer: Result) -> froz
             return frozenset()
         case _:
             return held
+
+
+def _reference_after(reference: State | None, call: Call) -> State | None:
+    if reference is None:
+        return None
+    try:
+        return apply(reference, call)[0]
+    except ValueError:
+        return None  # an engine with a seeded fault has made an illegal call, and the reference is at an end
 
 
 def _frozen(shown: Observation) -> Hashable:

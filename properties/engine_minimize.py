@@ -52,7 +52,11 @@ def _smaller(trace: EngineTrace) -> Iterator[EngineTrace]:
     for place, request in enumerate(scene.requests):
         for smaller in _smaller_requests(request):
             requests = (*scene.requests[:place], smaller, *scene.requests[place + 1 :])
-            yield from _with(trace, _with_requests(scene, requests))
+            less = _with_requests(scene, requests)
+            yield from _with(trace, less)
+            if less is not None and scene.setup.capacity > 1:
+                # One item less often needs one place less, or nothing is evicted any more.
+                yield from _with(trace, _resized(less, scene.setup.capacity - 1))
     for mm_hash in sorted({item.mm_hash for request in scene.requests for item in request.items}):
         requests = tuple(_one_embed_less(request, mm_hash) for request in scene.requests)
         if requests != scene.requests:

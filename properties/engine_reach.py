@@ -127,6 +127,13 @@ def reach(problem: Problem, setup: Setup, scope: EngineScope = REACH_SCOPE) -> R
     return Reach(problem.target, setup, reached, tuple(found.values()), exploration)
 
 
+def consequence_of(line: Reach) -> str:
+    """The first property that breaks because of a problem, `harmless`, or `not reached`."""
+    if line.reached is None:
+        return "not reached"
+    return line.consequences[0].breach.property if line.consequences else "harmless"
+
+
 def reach_table(
     setup: Setup, scope: EngineScope = REACH_SCOPE, announce: Callable[[str, int, int], None] | None = None
 ) -> tuple[Reach, ...]:

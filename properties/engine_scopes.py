@@ -74,7 +74,8 @@ def parse_engine_scope(text: str) -> EngineScope:
     scope = EngineScope(requests, inputs, hashes)
     for option in options:
         name, _, value = option.partition("=")
-        numbers = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", value)
+        least = "0" if name == "text" else "1"
+        numbers = re.fullmatch(rf"([{least}-9]\d*)(?:\.\.([1-9]\d*))?", value)
         if name not in ("tokens", "text", "sizes", "capacity") or numbers is None:
             raise ScopeError(f"scope {text!r} has the unknown part {option!r}; it is written {_EXAMPLE}")
         low, high = int(numbers[1]), int(numbers[2] or numbers[1])
