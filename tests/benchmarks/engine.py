@@ -2,8 +2,8 @@
 
     python tests/benchmarks/engine.py
 
-Prints passes a second (exhaustive exploration of the default scope, on the port), and for each known engine fault
-the seconds until exhaustive exploration and random walks first break its property in the fault's own configuration.
+Prints passes a second (exhaustive exploration of the default scope, on the port), and for each known engine
+fault the seconds until exhaustive exploration and random walks first break its property in its configuration.
 """
 
 from time import perf_counter
