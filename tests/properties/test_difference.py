@@ -254,7 +254,7 @@ def test_a_broken_port_has_two_differences(
         "freed-disjoint-cached": ("A reports []", "B reports [a]"),
         "slots-conserved": ("A has 0 free slots and 0 freeable", "B has 0 free slots and 1 freeable"),
     }
-    # In one embed it takes a pick that is dropped again to evict without an allocate: a step more than 0.26.0 takes.
+    # At capacity 1 only a pick that is dropped evicts without an allocate: a step more than at capacity 2.
     assert {name: len(one.trace) for name, one in shortest.items()} == (
         {"freed-disjoint-cached": 6, "slots-conserved": 3}
         if discipline is CALLER
