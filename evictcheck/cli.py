@@ -1,6 +1,7 @@
 """The command line."""
 
 import sys
+from time import time
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from rich.table import Table
 from evictcheck.console import processes, progress, stdout_console, write_json
 from evictcheck.diff import diff_command
 from evictcheck.drivertest import driver_test_command
+from evictcheck.engine import check_engine, engine, engine_report_json, show_engine_report
 from evictcheck.explore import explore_command
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable
 from evictcheck.formal import prove_command, search_command
@@ -41,9 +43,11 @@ from impl.targets import FORMS, resolve
 from impl.watchdog import WATCHDOG
 from model.errors import EvictcheckError
 from model.operations import Discipline
+from properties.engine_invariants import ENGINE_PROPERTIES
+from properties.engine_verdicts import release_of
 from properties.invariants import MANAGER_PROPERTIES
 from properties.scopes import DEFAULT_SCOPE, parse_scope
-from properties.verdicts import Outcome, Question, Report, judge, property_named
+from properties.verdicts import Outcome, Question, Verdict, judge
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -99,14 +103,17 @@ def check(
         bool, typer.Option("--no-engine", help="Leave out the engine level (scheduler and worker).")
     ] = False,
 ) -> None:
-    """Look for violations in one or more implementations: known traces, exhaustively, then random walks."""
-    question = Question(
-        parse_scope(scope), discipline, tuple(property_named(name).name for name in asked or _NAMES), seconds
-    )
-    known = tuple(property_named(name).name for name in expected or ())
-    for name in known:
-        if name not in question.properties:
-            raise EvictcheckError(f"--expect {name} is not among the properties asked about with --property")
+    """Look for violations in one or more implementations.
+
+    Known traces first, then exhaustively, then by random walks; last the engine level: a scheduler and a worker
+    around the manager, in upstream's default configuration.
+    """
+    manager_level, engine_level = _split(asked, no_engine=no_engine)
+    question = Question(parse_scope(scope), discipline, manager_level, seconds)
+    for name in expected or ():
+        _split([name], no_engine=no_engine)
+        if name not in manager_level + engine_level:
+            raise EvictcheckError(f"--expect {name} is not among the properties asked about")
     refuse_unusable_folder(out)
     if json_file is not None:
         refuse_unwritable(json_file)
@@ -119,35 +126,68 @@ def check(
     codes: list[int] = []
     with processes(jobs) as executor:
         for target in resolved:
-            with progress(target.name) as announce:
-                report = judge(target, question, announce, executor)
-            show(console, verdict_table(report))
-            files = present(console, report.counterexamples, target, out)
-            documents.append(report_json(report, files))
-            codes.append(_exit_code(console, report, known))
+            began = time()
+            verdicts: list[Verdict] = []
+            document: dict[str, Any] = {"target": target.name}
+            complete = True
+            if manager_level:
+                with progress(target.name) as announce:
+                    report = judge(target, question, announce, executor)
+                show(console, verdict_table(report))
+                document |= report_json(report, present(console, report.counterexamples, target, out))
+                verdicts += report.verdicts
+                complete = report.complete
+            if engine_level and (complete or seconds is not None):
+                with progress(target.name) as announce:
+                    left = None if seconds is None else max(0.0, seconds - (time() - began))
+                    engine_report = check_engine(target, left, announce)
+                release = release_of(target.name)
+                files = show_engine_report(console, engine_report, target, out, release)
+                document["engine"] = engine_report_json(engine_report, release, files)
+                verdicts += [one for one in engine_report.verdicts if one.property in engine_level]
+                complete = complete and engine_report.complete
+            documents.append(document)
+            codes.append(_exit_code(console, target.name, verdicts, complete, expected or []))
             if json_file is not None:
                 write_json(json_file, {"format": REPORT_FORMAT, "reports": documents})
-            if _interrupted(report):
+            if not complete and (seconds is None or time() - began < seconds):
                 break
     raise typer.Exit(max(codes, key=(0, 3, 2, 1).index))
 
 
-def _exit_code(console: Console, report: Report, known: tuple[str, ...]) -> int:
-    violated = {one.property for one in report.verdicts if one.outcome is Outcome.VIOLATED}
+def _split(asked: list[str] | None, *, no_engine: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The properties asked about, at the manager level and at the engine level.
+
+    Raises:
+        EvictcheckError: There is no such property, or it lies at a level that is left out.
+    """
+    engine_names = tuple(one.name for one in ENGINE_PROPERTIES)
+    if asked is None:
+        return _NAMES, () if no_engine else engine_names
+    for name in asked:
+        if name in engine_names and no_engine:
+            raise EvictcheckError(f"{name} is a property of the engine level, which --no-engine leaves out")
+        if name not in _NAMES + engine_names:
+            names = ", ".join(_NAMES + engine_names)
+            raise EvictcheckError(f"there is no property {name!r}; the properties are {names}")
+    return (
+        tuple(name for name in _NAMES if name in asked),
+        tuple(name for name in engine_names if name in asked),
+    )
+
+
+def _exit_code(console: Console, target: str, verdicts: list[Verdict], complete: bool, known: list[str]) -> int:
+    violated = {one.property for one in verdicts if one.outcome is Outcome.VIOLATED}
     gone = [name for name in known if name not in violated]
-    if report.complete:
+    if complete:
         for name in gone:
-            console.print(f"{report.target}: --expect {name}, but it is no longer violated; take the option out")
-    if violated - set(known) or (gone and report.complete):
+            console.print(f"{target}: --expect {name}, but it is no longer violated; take the option out")
+    if violated - set(known) or (gone and complete):
         return 1
-    if not report.complete:
-        console.print(f"{report.target}: stopped early, so what is unknown is no pass")
+    if not complete:
+        console.print(f"{target}: stopped early, so what is unknown is no pass")
         return 3
     return 0
-
-
-def _interrupted(report: Report) -> bool:
-    return not report.complete and (report.question.seconds is None or report.seconds < report.question.seconds)
 
 
 @app.command(name="targets")
@@ -197,6 +237,7 @@ app.command(name="vectors")(vectors_command)
 app.command(name="search")(search_command)
 app.command(name="prove")(prove_command)
 app.command(name="driver-test")(driver_test_command)
+app.command(name="engine")(engine)
 
 
 def main() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from evictcheck.itf import itf_document
-from evictcheck.pytest_export import pytest_source
-from impl.inprocess import PythonTarget
+from evictcheck.pytest_export import is_python, pytest_source
 from impl.target import Target
 from model.errors import EvictcheckError
 from model.operations import encode_trace
@@ -85,7 +84,7 @@ def write_counterexample(folder: Path, counterexample: Counterexample, number: i
     stem = f"{_slug(counterexample.target)}-{counterexample.trace.discipline}-{broken}{suffix}"
     note = f"{broken} broken in {counterexample.target}, found by {counterexample.engine}"
     contents = {}
-    if isinstance(target, PythonTarget):
+    if is_python(target):
         module = f"test_{stem}".replace("-", "_")
         contents[f"{module}.py"] = pytest_source(counterexample, target).encode()
     contents[f"{stem}.trace.json"] = encode_trace(counterexample.trace, note)

@@ -57,6 +57,11 @@ def pytest_source(counterexample: Counterexample, target: Target) -> str:
     return "\n".join(lines)
 
 
+def is_python(target: Target) -> bool:
+    """Whether a target is a Python class, in this process or in an interpreter of its own."""
+    return target.name.partition(":")[0] in ("port", "vllm", "py")
+
+
 def _imports(target: Target) -> list[str]:
     kind, _, argument = target.name.partition(":")
     if kind == "py":

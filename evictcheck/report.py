@@ -39,7 +39,9 @@ def verdict_table(report: Report) -> RenderableType:
     table.add_column("found by", no_wrap=True)
     for verdict in report.verdicts:
         style = STYLES[verdict.outcome]
-        table.add_row(verdict.property, Text(verdict.outcome, style), verdict.evidence, verdict.engine.partition(" ")[0])
+        table.add_row(
+            verdict.property, Text(verdict.outcome, style), verdict.evidence, verdict.engine.partition(" ")[0]
+        )
     return Group(table, *map(Text, _coverage(report)))
 
 

@@ -26,7 +26,7 @@ from properties.invariants import MANAGER_PROPERTIES
 from properties.verdicts import RANDOM_RUNS
 
 NAMES = [one.name for one in MANAGER_PROPERTIES]
-SMALL = ("--scope", "1r2i2h/sizes=1/capacity=1", "--jobs", "1")
+SMALL = ("--scope", "1r2i2h/sizes=1/capacity=1", "--jobs", "1", "--no-engine")
 
 Release = Callable[[str], PythonTarget]
 
@@ -296,7 +296,7 @@ def test_no_network_and_no_cache(evictcheck: Command, tmp_path: Path, monkeypatc
         (("--expect", "no-crush"), "there is no property 'no-crush'"),
         (
             ("--property", "no-crash", "--expect", "eviction-order"),
-            "--expect eviction-order is not among the properties asked about with --property",
+            "--expect eviction-order is not among the properties asked about",
         ),
         (("--scope", "2x2"), "scope '2x2' does not start like 2r2i3h"),
         (("--scope", "0r1i1h"), "scope '0r1i1h' has no requests"),
@@ -403,6 +403,7 @@ def test_results_as_json(evictcheck: Command, tmp_path: Path) -> None:
         "calls",
         "unreduced",
         "situations",
+        "too_large",
     ]
     assert list(exploration["unreduced"]) == ["workloads", "states", "transitions"]
     (broken,) = [one for one in second["verdicts"] if one["verdict"] != "holds"]
@@ -529,3 +530,28 @@ def test_an_interrupt_leaves_the_results_so_far(tmp_path: Path, jobs: str) -> No
     assert report["complete"] is False
     outcomes = {one["property"]: one["verdict"] for one in report["verdicts"]}
     assert outcomes == {**dict.fromkeys(NAMES, "unknown"), "evictable-unreferenced": "violated"}
+
+
+# --- The engine level ---------------------------------------------------------------------------------------
+
+AT_THE_ENGINE = ("--property", "gather-hits", "--property", "no-redundant-encode", "--seconds", "2")
+
+
+def test_the_engine_level_is_asked_by_its_properties(evictcheck: Command, tmp_path: Path) -> None:
+    run = evictcheck("check", "port", *AT_THE_ENGINE, "--json", "results.json")
+    assert run.code == 3, run
+    (report,) = json.loads((tmp_path / "results.json").read_text())["reports"]
+    assert "verdicts" not in report
+    assert {one["property"] for one in report["engine"]["verdicts"]} >= {"gather-hits", "no-redundant-encode"}
+    assert "port, engine of 0.33.0, first-come policy" in run.out
+
+
+def test_a_violation_at_the_engine_level_counts(evictcheck: Command) -> None:
+    broken = ("check", "port:early-evictable", *AT_THE_ENGINE)
+    assert evictcheck(*broken).code == 1
+    assert evictcheck(*broken, "--expect", "no-redundant-encode").code == 3
+
+
+def test_the_engine_level_cannot_be_asked_about_and_left_out(evictcheck: Command, tmp_path: Path) -> None:
+    sentence = "gather-hits is a property of the engine level, which --no-engine leaves out"
+    refused(evictcheck("check", "--property", "gather-hits", "--no-engine"), tmp_path, sentence)

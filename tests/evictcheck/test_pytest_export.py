@@ -12,12 +12,12 @@ import pytest
 from hypothesis import settings
 from msgspec.structs import replace
 
-from evictcheck.pytest_export import pytest_source
+from evictcheck.pytest_export import is_python, pytest_source
 from impl import upstream
 from impl.defects import DEFECTS, Defect
 from impl.inprocess import PythonTarget
 from impl.port import PortManager
-from impl.target import Shows
+from impl.target import Shows, Target
 from impl.targets import resolve
 from model.contract import trace_of
 from model.operations import Allocate, Check, Discipline, Drain, FreeInput, Move
@@ -37,7 +37,7 @@ Release = Callable[[str], PythonTarget]
 # --- Counterexamples ----------------------------------------------------------------------------------------
 
 
-def walked(target: PythonTarget, discipline: Discipline, broken: str, *, mixed: bool = False) -> Counterexample:
+def walked(target: Target, discipline: Discipline, broken: str, *, mixed: bool = False) -> Counterexample:
     """What random walks find, minimised."""
     (found,) = hunt(target, discipline, frozenset({broken}), WALKS, mixed=mixed, seed=0).counterexamples
     return minimize(found, target)
@@ -356,7 +356,7 @@ def test_a_class_that_shows_counters_only_is_judged_by_them() -> None:
 
 def test_a_class_of_somebody_else_is_imported_from_where_it_is() -> None:
     target = resolve("py:impl.defects:EarlyEvictable")
-    assert isinstance(target, PythonTarget)
+    assert is_python(target)
     source = pytest_source(walked(target, OPEN, "evictable-unreferenced"), target)
     assert "\nfrom impl.defects import EarlyEvictable as EncoderCacheManager\n" in source
     assert fails_at_its_end(source, "evictable-unreferenced")

@@ -242,6 +242,7 @@ def test_the_json_form(report: Report) -> None:
         "calls": 910,
         "unreduced": {"workloads": 36, "states": 2_468, "transitions": 11_356},
         "situations": {"readmitted-before-drain": 0, "hit-on-evictable": 1_111},
+        "too_large": 0,
     }
     assert document["random_walks"] == {"examples": 100, "steps": 30}
     assert document["corpus"] == ["early-evictable-caller", "unfiltered-freed-caller"]
