@@ -182,6 +182,9 @@ def _exit_code(console: Console, target: str, verdicts: list[Verdict], complete:
     if complete:
         for name in gone:
             console.print(f"{target}: --expect {name}, but it is no longer violated; take the option out")
+    for name in known:
+        if name in violated:
+            console.print(f"{target}: {name} is violated, as expected")
     if violated - set(known) or (gone and complete):
         return 1
     if not complete:

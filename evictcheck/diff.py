@@ -32,6 +32,7 @@ from evictcheck.story import call_in_words, step_in_words, subject_in_words, wor
 from impl.drivers.client import TIMEOUT
 from impl.target import Shows
 from impl.targets import resolve
+from impl.watchdog import WATCHDOG
 from model.operations import Discipline, Trace
 from properties.counterexample import Counterexample
 from properties.difference import Pair
@@ -72,6 +73,7 @@ def diff_command(
     refuse_unusable_folder(out)
     if json_file is not None:
         refuse_unwritable(json_file)
+    WATCHDOG.start(timeout)
     options = target_options(python, timeout, sanitize, driver, include, source)
     pair = Pair(resolve(first, options), resolve(second, options), masked)
     console = stdout_console()

@@ -14,9 +14,21 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from evictcheck.console import progress, stdout_console, write_json
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_whole
+from evictcheck.options import (
+    DriverOption,
+    IncludeOption,
+    PythonOption,
+    SanitizeOption,
+    SourceOption,
+    TimeoutOption,
+    target_options,
+)
+from impl.drivers.client import TIMEOUT
 from impl.target import Target
 from impl.targets import resolve
+from impl.watchdog import WATCHDOG
 from model.eras import NEWEST, rules_of
 from model.errors import EvictcheckError
 from model.scheduling import (
@@ -37,6 +49,7 @@ from model.scheduling import (
     WorkerOrder,
     encode_engine_trace,
 )
+from properties import real_scheduler
 from properties.engine_exploration import EngineCounterexample, EngineRun
 from properties.engine_invariants import ENGINE_PROPERTIES
 from properties.engine_reach import REACH_SCOPE, Reach, reach_table
@@ -521,7 +534,12 @@ def show_engine_report(
 
 def engine(
     target_name: Annotated[
-        str, typer.Argument(metavar="TARGET", help="Whose manager the engine drives; see `evictcheck targets`.")
+        str,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="Whose manager the engine drives; see `evictcheck targets`. vllm-scheduler:installed takes the "
+            "known engine traces to vLLM's own scheduler instead, in the interpreter that --python names.",
+        ),
     ] = "port",
     policy: Annotated[Policy, typer.Option(help="Who is served first, and who is preempted.")] = Policy.FIRST_COME,
     settings: Annotated[
@@ -542,6 +560,12 @@ def engine(
             help="Ask another question. `reach`: does an engine reach the two seeded problems, and at what cost?"
         ),
     ] = None,
+    python: PythonOption = "",
+    timeout: TimeoutOption = TIMEOUT,
+    sanitize: SanitizeOption = "",
+    driver: DriverOption = None,
+    include: IncludeOption = None,
+    source: SourceOption = None,
     scope: Annotated[
         str | None, typer.Option(help="How far to look: requests, items of each, hashes, tokens of a prompt.")
     ] = None,
@@ -556,6 +580,8 @@ def engine(
     """Put a manager into an engine: scheduler passes, preemption, and a worker's tensors."""
     if question not in (None, "reach"):
         raise EvictcheckError(f"--question {question}: the only other question is reach")
+    if target_name == real_scheduler.NAME:
+        raise typer.Exit(_confirm(python, json_file))
     release = era or release_of(target_name)
     wanted = DEFAULT_ENGINE_SCOPE if question is None else REACH_SCOPE
     if scope is not None:
@@ -573,12 +599,35 @@ def engine(
             write_whole(json_file, _json([reach_json(line) for line in lines]))
         raise typer.Exit(0)
     refuse_unusable_folder(out)
-    target = resolve(target_name)
+    WATCHDOG.start(timeout)
+    target = resolve(target_name, target_options(python, timeout, sanitize, driver, include, source))
     report = judge_engine(target, EngineQuestion(setup, wanted, seconds))
     files = show_engine_report(console, report, target, out, release)
     if json_file is not None:
         write_whole(json_file, _json([engine_report_json(report, release, files)]))
     raise typer.Exit(report.exit_code)
+
+
+def _confirm(python: str, json_file: Path | None) -> int:
+    """Known engine traces on the real scheduler; 1 if it does not do what is known of its release."""
+    if not python:
+        raise EvictcheckError(f"{real_scheduler.NAME} needs --python: an interpreter that has vLLM")
+    if json_file is not None:
+        refuse_unwritable(json_file)
+    with progress(real_scheduler.NAME) as announce:
+        release = real_scheduler.installed_version(python)
+        found = real_scheduler.confirm(python, lambda done, total: announce("taking traces", done, total))
+    table = Table(title=f"vLLM {release}'s own scheduler", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("known engine trace", "property", "known of this release", "seen"):
+        table.add_column(heading)
+    for one in found:
+        words = ("broken" if one.known else "holds", "broken" if one.seen else "holds")
+        table.add_row(one.name, one.property, *words)
+    stdout_console().print(table)
+    if json_file is not None:
+        rows = [msgspec.to_builtins(one) for one in found]
+        write_json(json_file, {"format": "evictcheck-confirm/1", "release": release, "traces": rows})
+    return int(any(one.known != one.seen for one in found))
 
 
 def reach_json(line: Reach) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from evictcheck.report import counterexamples_json, exploration_json, present, s
 from impl.drivers.client import TIMEOUT
 from impl.target import Target
 from impl.targets import resolve
+from impl.watchdog import WATCHDOG
 from model.errors import EvictcheckError
 from model.operations import Discipline
 from properties.checkpoint import Checkpoint
@@ -81,6 +82,7 @@ def explore_command(
     for path in (json_file, checkpoint):
         if path is not None:
             refuse_unwritable(path)
+    WATCHDOG.start(timeout)
     target = resolve(target_name, target_options(python, timeout, sanitize, driver, include, source))
     if seconds is None:
         _refuse_endless(target, bounds, discipline)

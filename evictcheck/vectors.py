@@ -29,6 +29,7 @@ from impl.drivers.client import TIMEOUT
 from impl.inprocess import python_target
 from impl.target import Shows, Target
 from impl.targets import resolve
+from impl.watchdog import WATCHDOG
 from model.errors import EvictcheckError
 from properties.minimize import shortest
 from properties.scopes import DEFAULT_SCOPE, parse_scope
@@ -63,6 +64,7 @@ def vectors_command(
     if run is not None:
         if target_name is None:
             raise EvictcheckError("--run FILE needs a TARGET to run it against")
+        WATCHDOG.start(timeout)
         options = target_options(python, timeout, sanitize, driver, include, source)
         raise typer.Exit(_run(console, run, resolve(target_name, options), out))
     if output is None or target_name is not None:

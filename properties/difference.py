@@ -133,7 +133,7 @@ class PairJudge:
             return self._named("no-crash", call, first.trouble or "answers", second.trouble or "answers")
         assert first.shown is not None
         assert second.shown is not None
-        parted = self._parted(first.shown, second.shown)
+        parted = self._parted(call, first.shown, second.shown)
         if parted is not None:
             name, a, b = parted
             return self._named(name, call, a, b)
@@ -159,7 +159,7 @@ class PairJudge:
         self.last = Answer(first.answer, second.answer, self._shown[0])
         return None
 
-    def _parted(self, a: Observation, b: Observation) -> tuple[str, str, str] | None:
+    def _parted(self, call: Call, a: Observation, b: Observation) -> tuple[str, str, str] | None:
         """The first component in which the states shown differ: its property and both sides in words."""
         if a.internals is not None and b.internals is not None:
             for name, words, part in _COMPONENTS:
@@ -169,13 +169,22 @@ class PairJudge:
         counters = (a.free_slots, a.freeable_slots, b.free_slots, b.freeable_slots)
         if None not in counters and counters[:2] != counters[2:]:
             words = "has {} free slots and {} freeable"
-            return "slots-conserved", words.format(*counters[:2]), words.format(*counters[2:])
+            name = self._slots_named(call, a, b)
+            return name, words.format(*counters[:2]), words.format(*counters[2:])
         if a.inputs is not None and b.inputs is not None and "cached-ids-exact" not in self._pair.up_to:
             for request, lists, other in zip(self._workload.requests, a.inputs, b.inputs, strict=True):
                 if lists != other:
                     words = f"lists inputs {{}} of {request.request_id}"
                     return "cached-ids-exact", words.format(_words(lists)), words.format(_words(other))
         return None
+
+    def _slots_named(self, call: Call, a: Observation, b: Observation) -> str:
+        """Under which property a difference in counters falls, by the design's rule for them."""
+        after, _ = apply(self.state, call)
+        held = {after.workload.item(*place).mm_hash for place in after.held}
+        most = after.workload.capacity - sum(after.embeds_of(mm_hash) for mm_hash in held)
+        freeable = max(a.freeable_slots or 0, b.freeable_slots or 0)
+        return "evictable-unreferenced" if freeable > most else "slots-conserved"
 
     def _spoken(self, call: Call, a: Result, b: Result) -> tuple[str, str, str] | None:
         """A difference in the answers alone: its property and both answers."""

@@ -185,7 +185,7 @@ def test_what_hides_its_internals_is_compared_by_what_it_shows(
 
 @pytest.mark.parametrize(
     ("shows", "broken", "length"),
-    [(Shows.COUNTERS, "slots-conserved", 3), (Shows.RESULTS, "results-agree", 4)],
+    [(Shows.COUNTERS, "evictable-unreferenced", 3), (Shows.RESULTS, "results-agree", 4)],
 )
 def test_a_difference_comes_out_where_it_first_shows(shows: Shows, broken: str, length: int) -> None:
     """An entry evictable too early: the counters tell at once, the answers once another asks for room."""
@@ -252,13 +252,13 @@ def test_a_broken_port_has_two_differences(
     said = {name: (one.violation.expected, one.violation.observed) for name, one in shortest.items()}
     assert said == {
         "freed-disjoint-cached": ("A reports []", "B reports [a]"),
-        "slots-conserved": ("A has 0 free slots and 0 freeable", "B has 0 free slots and 1 freeable"),
+        "evictable-unreferenced": ("A has 0 free slots and 0 freeable", "B has 0 free slots and 1 freeable"),
     }
     # At capacity 1 only a pick that is dropped evicts without an allocate: a step more than at capacity 2.
     assert {name: len(one.trace) for name, one in shortest.items()} == (
-        {"freed-disjoint-cached": 6, "slots-conserved": 3}
+        {"freed-disjoint-cached": 6, "evictable-unreferenced": 3}
         if discipline is CALLER
-        else {"freed-disjoint-cached": 5, "slots-conserved": 2}
+        else {"freed-disjoint-cached": 5, "evictable-unreferenced": 2}
     )
 
 
