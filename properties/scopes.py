@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations_with_replacement, permutations, product
-from math import factorial, prod
+from math import comb, factorial, prod
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -153,7 +153,11 @@ def workload_classes(scope: Scope, discipline: Discipline) -> tuple[WorkloadClas
 
     The members add up to the number of workloads without renaming: all ways of giving each input one of the
     hashes, and each hash in use (with `mixed`, each input) one of the sizes.
+
+    Raises:
+        ScopeError: There are so many that listing them would take minutes, and exploring them years.
     """
+    _refuse_countless(scope, discipline)
     found: Counter[tuple[_Items, ...]] = Counter()
     for requests in _request_multisets(scope, discipline):
         found[_least_renaming(requests, scope.hashes, discipline)] += _arrangements(requests, discipline)
@@ -164,6 +168,24 @@ def workload_classes(scope: Scope, discipline: Discipline) -> tuple[WorkloadClas
         for budget in (scope.budgets or (capacity,))
         for requests, members in ordered
     )
+
+
+_MOST_RENAMINGS = 5_000_000
+
+
+def _refuse_countless(scope: Scope, discipline: Discipline) -> None:
+    """Estimates from above how many renamings would be looked at."""
+    kinds = scope.hashes * (len(scope.sizes) if scope.mixed else 1)
+    ordered = discipline is not Discipline.OPEN
+    shapes = kinds**scope.inputs if ordered else comb(kinds + scope.inputs - 1, scope.inputs)
+    workloads = comb(shapes + scope.requests - 1, scope.requests)
+    if not scope.mixed:
+        workloads *= len(scope.sizes) ** min(scope.hashes, scope.requests * scope.inputs)
+    if workloads * factorial(scope.hashes) > _MOST_RENAMINGS:
+        raise ScopeError(
+            f"scope {scope} has up to {workloads:,} workloads at each capacity, too many to list; narrow it: "
+            f"fewer requests, inputs or hashes, or sizes=1"
+        )
 
 
 def _request_multisets(scope: Scope, discipline: Discipline) -> Iterator[tuple[_Items, ...]]:

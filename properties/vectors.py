@@ -274,7 +274,9 @@ def decode_vectors(data: bytes, name: str) -> Vectors:
         raise VectorsError(f"{name} is not a vectors file: its first line is not a header ({error})") from error
     if header.format != VECTORS_FORMAT:
         raise VectorsError(f"{name} is of format {header.format!r}; this evictcheck reads {VECTORS_FORMAT!r}")
-    if len(lines) != header.traces or not data.endswith(b"\n"):
+    if not data.endswith(b"\n"):
+        raise VectorsError(f"{name} is truncated: its line {len(lines) + 1} is cut off")
+    if len(lines) != header.traces:
         raise VectorsError(f"{name} is truncated: its header says {header.traces} traces, it has {len(lines)}")
     traces = tuple(_read_line(line, f"{name}, line {number}") for number, line in enumerate(lines, start=2))
     return Vectors(header.scope, traces, header.transitions)

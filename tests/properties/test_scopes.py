@@ -203,3 +203,10 @@ def test_requests_and_hashes_are_named_in_order() -> None:
     (first, *_) = workload_classes(parse_scope("2r2i1h/sizes=1/capacity=1"), CALLER)
     assert [request.request_id for request in first.workload.requests] == ["r1", "r2"]
     assert {item.mm_hash for request in first.workload.requests for item in request.items} == {"a"}
+
+
+@pytest.mark.parametrize("discipline", Discipline)
+@pytest.mark.parametrize("text", ["6r4i6h", "9r9i3h", "4r4i4h/mixed"])
+def test_a_scope_with_countless_workloads_is_refused_at_once(text: str, discipline: Discipline) -> None:
+    with pytest.raises(ScopeError, match=rf"^scope {text} has up to [0-9,]+ workloads at each capacity, too many"):
+        workload_classes(parse_scope(text), discipline)
