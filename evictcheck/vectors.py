@@ -18,7 +18,6 @@ from evictcheck.options import (
     OutOption,
     PythonOption,
     SanitizeOption,
-    ScopeOption,
     SourceOption,
     TimeoutOption,
     target_options,
@@ -33,14 +32,19 @@ from impl.watchdog import WATCHDOG
 from model.errors import EvictcheckError
 from properties.minimize import shortest
 from properties.scopes import DEFAULT_SCOPE, parse_scope
-from properties.vectors import Vectors, decode_vectors, encode_vectors, make_vectors, run_vectors
+from properties.vectors import MIXED_SCOPE, Vectors, decode_vectors, encode_vectors, make_vectors, run_vectors
 
 
 def vectors_command(
     target_name: Annotated[
         str | None, typer.Argument(metavar="[TARGET]", help="With --run: what to run the file against.")
     ] = None,
-    scope: ScopeOption = str(DEFAULT_SCOPE),
+    scope: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What it covers; see `evictcheck check --help`. Default: {DEFAULT_SCOPE} and {MIXED_SCOPE}."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the suite goes.")
     ] = None,
@@ -69,9 +73,9 @@ def vectors_command(
         raise typer.Exit(_run(console, run, resolve(target_name, options), out))
     if output is None or target_name is not None:
         raise EvictcheckError("say where the suite goes (-o FILE), or run one (--run FILE TARGET)")
-    bounds = parse_scope(scope)
+    bounds = (DEFAULT_SCOPE, MIXED_SCOPE) if scope is None else (parse_scope(scope),)
     refuse_unwritable(output)
-    vectors = make_vectors(bounds)
+    vectors = make_vectors(*bounds)
     data = encode_vectors(vectors)
     write_whole(output, data)
     console.print(

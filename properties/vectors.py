@@ -54,6 +54,9 @@ from properties.symmetry import Symmetry
 
 VECTORS_FORMAT = "evictcheck-vectors/1"
 
+MIXED_SCOPE = Scope(2, 1, 1, capacities=(2,), mixed=True)
+"""The least scope where one hash has two sizes: beside the default one, a suite asks about that too."""
+
 
 class VectorsError(EvictcheckError):
     """A file that is not a vectors file of this version, or was changed."""
@@ -81,21 +84,22 @@ class Vectors(Struct, frozen=True):
 # --- Making ------------------------------------------------------------------------------------------------
 
 
-def make_vectors(scope: Scope) -> Vectors:
-    """Walks that together make every reachable transition of a scope.
+def make_vectors(*scopes: Scope) -> Vectors:
+    """Walks that together make every reachable transition of the scopes.
 
     Raises:
-        VectorsError: The scope has more requests, inputs or sizes than the format has digits.
+        VectorsError: A scope has more requests or inputs than the format has digits.
     """
-    if max(scope.requests, scope.inputs) > 9:
-        raise VectorsError(f"{scope}: a vectors file numbers requests and inputs with single digits")
     traces: list[Trace] = []
     transitions = 0
-    for workload_class in workload_classes(scope, Discipline.OPEN):
-        graph = _Graph(workload_class.workload)
-        traces += graph.walks()
-        transitions += graph.transitions
-    return Vectors(str(scope), tuple(traces), transitions)
+    for scope in scopes:
+        if max(scope.requests, scope.inputs) > 9:
+            raise VectorsError(f"{scope}: a vectors file numbers requests and inputs with single digits")
+        for workload_class in workload_classes(scope, Discipline.OPEN):
+            graph = _Graph(workload_class.workload)
+            traces += graph.walks()
+            transitions += graph.transitions
+    return Vectors(" + ".join(map(str, scopes)), tuple(traces), transitions)
 
 
 class _Graph:
