@@ -303,7 +303,7 @@ def main() -> None:
         against_spin(console, scopes + (["3r3i3h/sizes=1/capacity=2"] if asked.long else []), folder)
         shortest_traces(console, folder)
         growth(console, folder)
-        two_processes(console, "3r2i3h/sizes=1/capacity=1..6", folder)
+        two_processes(console, "3r2i3h/sizes=1..2/capacity=3", folder)
     console.print(f"load {os.getloadavg()[0]:.1f} when it ended")
 
 
