@@ -2,13 +2,13 @@
 
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from evictcheck.itf import itf_document
 from evictcheck.pytest_export import is_python, pytest_source
+from impl.folders import write_whole as replace_whole
 from impl.target import Target
 from model.errors import EvictcheckError
 from model.operations import encode_trace
@@ -50,19 +50,17 @@ def refuse_unusable_folder(folder: Path) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that it is there whole or not at all.
 
+    What a link points to is replaced, not the link. A device or a pipe cannot be replaced: it is written to.
+
     Raises:
         OutputError: It cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            replace_whole(path.resolve(), data)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 
