@@ -436,6 +436,23 @@ def test_no_json_is_left_half_written(evictcheck: Command, tmp_path: Path) -> No
     assert (tmp_path / "results.json").read_text() == "old"
 
 
+def test_brackets_in_what_a_target_says_are_no_markup(
+    evictcheck: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bracketed.py").write_text(
+        "from impl.port import PortManager\n"
+        "class Manager(PortManager):\n"
+        "    def allocate(self, request, input_id):\n"
+        "        raise ValueError('[bold] and [/nope] and :smile:')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = evictcheck("check", "py:bracketed:Manager", *SMALL, "--out", "out[/red]")
+    assert run.code == 1
+    assert "written: out[/red]/test_py_bracketed_Manager_" in run.out
+    for word in ("[bold]", "[/nope]", ":smile:"):
+        assert word in run.out
+
+
 def test_targets_are_listed(evictcheck: Command, tmp_path: Path) -> None:
     run = evictcheck("targets", "--json", "targets.json")
     assert (run.code, run.err) == (0, "")
