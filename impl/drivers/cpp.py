@@ -158,7 +158,10 @@ def find_compiler() -> tuple[str, ...]:
     Raises:
         TargetError: There is none.
     """
-    wanted = shlex.split(os.environ.get("CXX", ""))
+    try:
+        wanted = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise TargetError(f"CXX is no command line that a shell reads: {error}.") from error
     for candidate in [wanted] if wanted else [[name] for name in COMPILERS]:
         found = shutil.which(candidate[0])
         if found is not None:

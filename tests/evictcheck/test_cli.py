@@ -212,6 +212,7 @@ def refused(run: Run, folder: Path, *sentence: str) -> None:
         ("bogus", "'bogus' names no target; a target is one of: port, port:<defect>"),
         ("port:bogus", "port:bogus: there is no defect 'bogus'; the defects are early-evictable, "),
         ("port:early-evictable+bogus", "there is no defect 'bogus'"),
+        ("cmd:./driver 'one", "is no command line that a shell reads: No closing quotation."),
         ("py:json", "py:json is not of the form py:package.module:Class."),
         ("py:no.such:Manager", "importing no.such:Manager raised ModuleNotFoundError (No module named 'no')"),
         ("py:json:Manager", "py:json:Manager: module json has no class Manager."),
