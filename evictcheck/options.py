@@ -1,5 +1,6 @@
 """Command-line options that several commands share."""
 
+import os
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -77,7 +78,7 @@ def target_options(
     Raises:
         EvictcheckError: The driver is not a file.
     """
-    if driver is not None and not driver.is_file():
+    if driver is not None and not os.path.isfile(driver):
         raise EvictcheckError(f"--driver {driver} is not a file")
     return Options(
         python,
