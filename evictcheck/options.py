@@ -41,7 +41,10 @@ PythonOption: TypeAlias = Annotated[
     typer.Option(metavar="PATH", help="Interpreter for py: and vllm:installed targets. Default: this one."),
 ]
 TimeoutOption: TypeAlias = Annotated[
-    float, typer.Option(min=0.01, help="Seconds that a target outside of this process may take for one answer.")
+    float,
+    typer.Option(
+        min=0.01, max=86_400.0, help="Seconds that a target outside of this process may take for one answer."
+    ),
 ]
 SanitizeOption: TypeAlias = Annotated[
     str, typer.Option(metavar="NAME,...", help="Compile a cpp: tree with sanitizers: address,undefined.")

@@ -329,6 +329,7 @@ def test_a_question_that_cannot_be_asked(
         (("--seconds", "-1"), "--seconds"),
         (("--seconds", "soon"), "--seconds"),
         (("--jobs", "0"), "--jobs"),
+        (("--timeout", "1e300"), "--timeout"),
         (("--no-such-option",), "No such option"),
     ],
 )
