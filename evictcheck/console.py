@@ -17,8 +17,11 @@ from properties.exploration import LocalProcesses
 
 
 def stdout_console() -> Console:
-    """Where results go; in a pipe they are as wide as on a wide terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    """Where results go; in a pipe they are as wide as on a wide terminal.
+
+    Names, paths and what a target says are printed as they are: a bracket in them is no markup.
+    """
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 
 def processes(jobs: int | None) -> AbstractContextManager[Executor | None]:
@@ -47,7 +50,7 @@ def progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(),

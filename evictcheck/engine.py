@@ -1,6 +1,5 @@
 """`evictcheck engine`: the cache inside an engine, told pass by pass."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -590,7 +589,7 @@ def engine(
     setup, wanted = configured(setup, wanted, settings or [])
     if json_file is not None:
         refuse_unwritable(json_file)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = stdout_console()
     if question == "reach":
         release = era or NEWEST
         lines = reach_table(replace(setup, rules=rules_of(release)), wanted)

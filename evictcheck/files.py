@@ -1,14 +1,15 @@
 """Writing results: whole files or none."""
 
+import errno
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from evictcheck.itf import itf_document
 from evictcheck.pytest_export import is_python, pytest_source
+from impl.folders import write_whole as replace_whole
 from impl.target import Target
 from model.errors import EvictcheckError
 from model.operations import encode_trace
@@ -25,13 +26,15 @@ def refuse_unwritable(path: Path) -> None:
     Raises:
         OutputError: Its folder is missing or closed to us, or the path is a folder.
     """
-    if path.is_dir():
+    # os.path, unlike Path, takes a name that is too long or a place that is closed to us as "not there".
+    if os.path.isdir(path):
         raise OutputError(f"{path} is a folder; name a file to write")
     folder = path.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise OutputError(f"{path} cannot be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{path} cannot be written: the folder {folder} does not let us")
+    _refuse_unreachable(path)
 
 
 def refuse_unusable_folder(folder: Path) -> None:
@@ -40,29 +43,36 @@ def refuse_unusable_folder(folder: Path) -> None:
     Raises:
         OutputError: The path, or what it lies in, is a file or closed to us.
     """
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not existing.is_dir():
+    _refuse_unreachable(folder)
+    existing = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    if not os.path.isdir(existing):
         raise OutputError(f"results cannot go into {folder}: {existing} is a file")
     if not os.access(existing, os.W_OK):
         raise OutputError(f"results cannot go into {folder}: the folder {existing} does not let us write")
 
 
+def _refuse_unreachable(path: Path) -> None:
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES):
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that it is there whole or not at all.
+
+    What a link points to is replaced, not the link. A device or a pipe cannot be replaced: it is written to.
 
     Raises:
         OutputError: It cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            replace_whole(path.resolve(), data)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -1,5 +1,6 @@
 """Command-line options that several commands share."""
 
+import os
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -40,7 +41,10 @@ PythonOption: TypeAlias = Annotated[
     typer.Option(metavar="PATH", help="Interpreter for py: and vllm:installed targets. Default: this one."),
 ]
 TimeoutOption: TypeAlias = Annotated[
-    float, typer.Option(min=0.01, help="Seconds that a target outside of this process may take for one answer.")
+    float,
+    typer.Option(
+        min=0.01, max=86_400.0, help="Seconds that a target outside of this process may take for one answer."
+    ),
 ]
 SanitizeOption: TypeAlias = Annotated[
     str, typer.Option(metavar="NAME,...", help="Compile a cpp: tree with sanitizers: address,undefined.")
@@ -77,7 +81,7 @@ def target_options(
     Raises:
         EvictcheckError: The driver is not a file.
     """
-    if driver is not None and not driver.is_file():
+    if driver is not None and not os.path.isfile(driver):
         raise EvictcheckError(f"--driver {driver} is not a file")
     return Options(
         python,

@@ -80,9 +80,16 @@ def resolve(name: str, options: Options | None = None) -> Target:
     if kind == "cpp" and argument:
         return _cpp(argument, options)
     if kind == "cmd" and argument.strip():
-        return DriverTarget(name, shlex.split(argument), timeout=options.timeout)
+        return DriverTarget(name, _words(name, argument), timeout=options.timeout)
     forms = ", ".join(form.example for form in FORMS)
     raise TargetError(f"{name!r} names no target; a target is one of: {forms}")
+
+
+def _words(name: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise TargetError(f"{name!r} is no command line that a shell reads: {error}.") from error
 
 
 def _cpp(argument: str, options: Options) -> Target:

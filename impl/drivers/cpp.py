@@ -131,18 +131,19 @@ def find_tree(
     Raises:
         TargetError: They are not there; the message says where they were looked for.
     """
-    if path.is_file():
+    # os.path, unlike Path, takes a name that is too long or a place that is closed to us as "not there".
+    if os.path.isfile(path):
         layout = Tree((path,), path.with_suffix(".h"), (path.parent,))
-    elif (path / _SOURCE.name).is_file():
+    elif os.path.isfile(path / _SOURCE.name):
         layout = Tree((path / _SOURCE.name,), path / _HEADER.name, (path,))
     else:
         layout = Tree((path / "src" / _SOURCE,), path / "include" / _HEADER, (path / "include", path / "src"))
     assert layout.header is not None
     folders = (*include, *layout.include)
     headers = [layout.header, *[folder / _HEADER for folder in include]]
-    header = next((header for header in headers if header.is_file()), None)
+    header = next((header for header in headers if os.path.isfile(header)), None)
     sources = tuple(source) or layout.sources
-    for missing in [file for file in sources if not file.is_file()]:
+    for missing in [file for file in sources if not os.path.isfile(file)]:
         raise TargetError(
             f"{name}: there is no {missing}: give a folder with include/{_HEADER} and src/{_SOURCE}, a folder "
             f"with both files in it, or name them with --include and --source."
@@ -158,7 +159,10 @@ def find_compiler() -> tuple[str, ...]:
     Raises:
         TargetError: There is none.
     """
-    wanted = shlex.split(os.environ.get("CXX", ""))
+    try:
+        wanted = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise TargetError(f"CXX is no command line that a shell reads: {error}.") from error
     for candidate in [wanted] if wanted else [[name] for name in COMPILERS]:
         found = shutil.which(candidate[0])
         if found is not None:

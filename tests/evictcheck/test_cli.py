@@ -212,6 +212,8 @@ def refused(run: Run, folder: Path, *sentence: str) -> None:
         ("bogus", "'bogus' names no target; a target is one of: port, port:<defect>"),
         ("port:bogus", "port:bogus: there is no defect 'bogus'; the defects are early-evictable, "),
         ("port:early-evictable+bogus", "there is no defect 'bogus'"),
+        (f"cpp:{'x' * 300}", "there is no "),
+        ("cmd:./driver 'one", "is no command line that a shell reads: No closing quotation."),
         ("py:json", "py:json is not of the form py:package.module:Class."),
         ("py:no.such:Manager", "importing no.such:Manager raised ModuleNotFoundError (No module named 'no')"),
         ("py:json:Manager", "py:json:Manager: module json has no class Manager."),
@@ -304,6 +306,9 @@ def test_no_network_and_no_cache(evictcheck: Command, tmp_path: Path, monkeypatc
         (("--scope", "1r1i1h/huge"), "the unknown part 'huge'"),
         (("--json", "missing/results.json"), "missing/results.json cannot be written: there is no folder missing"),
         (("--json", "."), ". is a folder; name a file to write"),
+        (("--json", "x" * 300), f"{'x' * 300} cannot be written: File name too long"),
+        (("--out", "x" * 300), f"{'x' * 300} cannot be written: File name too long"),
+        (("--driver", "x" * 300), "is not a file"),
         (("--out", "occupied"), "results cannot go into occupied: occupied is a file"),
         (("--out", "occupied/below"), "results cannot go into occupied/below: "),
     ],
@@ -324,6 +329,7 @@ def test_a_question_that_cannot_be_asked(
         (("--seconds", "-1"), "--seconds"),
         (("--seconds", "soon"), "--seconds"),
         (("--jobs", "0"), "--jobs"),
+        (("--timeout", "1e300"), "--timeout"),
         (("--no-such-option",), "No such option"),
     ],
 )
@@ -434,6 +440,23 @@ def test_no_json_is_left_half_written(evictcheck: Command, tmp_path: Path) -> No
     (tmp_path / "results.json").write_text("old")
     refused(evictcheck("check", "bogus", *SMALL, "--json", "results.json"), tmp_path)
     assert (tmp_path / "results.json").read_text() == "old"
+
+
+def test_brackets_in_what_a_target_says_are_no_markup(
+    evictcheck: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bracketed.py").write_text(
+        "from impl.port import PortManager\n"
+        "class Manager(PortManager):\n"
+        "    def allocate(self, request, input_id):\n"
+        "        raise ValueError('[bold] and [/nope] and :smile:')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = evictcheck("check", "py:bracketed:Manager", *SMALL, "--out", "out[/red]")
+    assert run.code == 1
+    assert "written: out[/red]/test_py_bracketed_Manager_" in run.out
+    for word in ("[bold]", "[/nope]", ":smile:"):
+        assert word in run.out
 
 
 def test_targets_are_listed(evictcheck: Command, tmp_path: Path) -> None:

@@ -77,6 +77,34 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["results.json"]
 
 
+def test_a_new_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    write_whole(tmp_path / "results.json", b"")
+    assert (tmp_path / "results.json").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    link = tmp_path / "latest.json"
+    link.symlink_to(Path("runs") / "1.json")
+    write_whole(link, b"results")
+    assert link.is_symlink()
+    assert (tmp_path / "runs" / "1.json").read_bytes() == b"results"
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    # A device is no other case, and a test must not be able to replace one.
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(path, b"results")
+        assert os.read(reader, 100) == b"results"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+
+
 def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "results.json"
@@ -88,10 +116,10 @@ def test_what_was_there_survives_a_write_that_fails(tmp_path: Path, monkeypatch:
     path = tmp_path / "results.json"
     path.write_bytes(b"old")
 
-    def fail(self: Path, target: Path) -> Path:
+    def fail(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OutputError, match=r"results\.json cannot be written: No space left on device$"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"

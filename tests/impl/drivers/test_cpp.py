@@ -237,6 +237,12 @@ def test_no_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         tree_target(MENDED)
 
 
+def test_a_cxx_that_no_shell_reads_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '-O1")
+    with pytest.raises(TargetError, match=r"^CXX is no command line that a shell reads: No closing quotation\.$"):
+        cpp.find_compiler()
+
+
 def test_what_cxx_names_is_used_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "g++ -O1")
     found = cpp.find_compiler()
