@@ -61,7 +61,11 @@ _ScopeText = Annotated[
 ]
 _Seconds = Annotated[
     float | None,
-    typer.Option(min=0.0, help="A limit for each question to the solver; one that needs longer is unknown."),
+    typer.Option(
+        min=0.0,
+        max=31_536_000.0,
+        help="A limit for each question to the solver; one that needs longer is unknown.",
+    ),
 ]
 _JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")]
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Where counterexamples go: trace, pytest file, ITF.")]

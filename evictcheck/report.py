@@ -81,7 +81,7 @@ def counterexample_table(number: int, counterexample: Counterexample, target: Ta
     table.add_column("what changed")
     for row in rows:
         table.add_row(*_cells(row, with_steps), style="red" if row.broken else None)
-    length = f"{len(trace)} {'steps' if with_steps else 'calls'}"
+    length = f"{len(trace)} {'step' if with_steps else 'call'}{'' if len(trace) == 1 else 's'}"
     return Group(
         title,
         Text(

@@ -257,8 +257,8 @@ def verdict_on(
     own = [one for one in found if one.violation.property == asked.name]
     if own:
         best = min(own, key=lambda one: one.size)
-        unit = "steps" if best.trace.discipline is Discipline.CALLER else "calls"
-        broken = f"broken in {len(best.trace)} {unit}"
+        unit = "step" if best.trace.discipline is Discipline.CALLER else "call"
+        broken = f"broken in {len(best.trace)} {unit}{'' if len(best.trace) == 1 else 's'}"
         hint = target.hints.get(asked.name, "") if isinstance(target, DriverTarget) else ""
         return Verdict(asked.name, Outcome.VIOLATED, broken, best.engine, len(best.trace), hint)
     if asked.needs > target.shows:

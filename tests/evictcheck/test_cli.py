@@ -454,6 +454,8 @@ def test_brackets_in_what_a_target_says_are_no_markup(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = evictcheck("check", "py:bracketed:Manager", *SMALL, "--out", "out[/red]")
     assert run.code == 1
+    assert "broken in 1 step " in run.out
+    assert "\n1 step, caller discipline" in run.out
     assert "written: out[/red]/test_py_bracketed_Manager_" in run.out
     for word in ("[bold]", "[/nope]", ":smile:"):
         assert word in run.out

@@ -100,3 +100,10 @@ def test_prove_undecided_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path:
     result = run("prove", "--scope", "1r1i1h", "--depth", "1", "--out", str(tmp_path))
     assert result.exit_code == 3, result.output
     assert "0 of 1 obligations proved" in result.output
+
+
+def test_more_seconds_than_a_clock_can_take_are_refused() -> None:
+    for command in ("search", "prove"):
+        result = run(command, "--seconds", "1e300")
+        assert result.exit_code == 2
+        assert "--seconds" in result.stderr
