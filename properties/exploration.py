@@ -47,6 +47,9 @@ from properties.symmetry import Symmetry
 
 ENGINE = "exhaustive"
 
+HANGS = 0.5
+"""Seconds after which a call that broke something is taken to have hung; such a target is explored no further."""
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -98,6 +101,7 @@ class Covered(Struct, frozen=True):
         situations: How often each situation was reached.
         counterexamples: The shortest ones, for each property one of each shape.
         too_large: Whether it was given up, since it has more positions than one process may hold.
+        hung: Whether it was given up, since a call hung; every further one could take as long.
     """
 
     complete: bool
@@ -109,6 +113,7 @@ class Covered(Struct, frozen=True):
     situations: dict[str, int]
     counterexamples: tuple[Counterexample, ...]
     too_large: bool = False
+    hung: bool = False
 
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -237,6 +242,8 @@ def _side_by_side(
                 covered = future.result()
                 del left[futures[future]]
                 yield futures[future], covered
+                if covered.hung:
+                    return
             return
         except BrokenExecutor:
             if not isinstance(executor, LocalProcesses):
@@ -602,8 +609,8 @@ def cover(
     seen = {key}
     queue: deque[tuple[int, Position, int, int, _Path]] = deque([(0, first, size, 0, None)])
     states = transitions = all_states = all_transitions = 0
-    in_time, fits, most = True, True, positions_that_fit()
-    while queue and in_time and fits:
+    in_time, fits, hung, most = True, True, False, positions_that_fit()
+    while queue and in_time and fits and not hung:
         node, position, variants, depth, path = queue.popleft()
         states += 1
         all_states += variants
@@ -617,9 +624,13 @@ def cover(
         transitions += len(choices)
         all_transitions += variants * len(choices)
         for move in choices:
+            began = time()
             taken = code.take(node, position, move, situations)
             if taken.broken is not None:
+                hung = time() - began > HANGS
                 _offer(found, target, Trace(workload, discipline, ()), path, move, taken)
+                if hung:
+                    break
                 continue
             for name, is_it in of_step:
                 if is_it(position, move, taken.calls):
@@ -639,7 +650,7 @@ def cover(
         fits = len(met) <= most
     code.close()
     return Covered(
-        not queue,
+        not queue and not hung,
         states,
         transitions,
         code.calls,
@@ -648,6 +659,7 @@ def cover(
         dict(situations),
         found.kept(),
         bool(queue) and not fits,
+        hung,
     )
 
 

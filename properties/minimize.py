@@ -51,8 +51,14 @@ class _Attempt(Struct, frozen=True):
 Try: TypeAlias = Callable[[Workload, tuple[Move, ...]], _Attempt | None]
 
 
-def minimize(counterexample: Counterexample, target: Subject) -> Counterexample:
+def minimize(counterexample: Counterexample, target: Subject, *, seconds: float = 20.0) -> Counterexample:
     """The counterexample with everything left out that can be.
+
+    Args:
+        counterexample: What was found.
+        target: The target that it breaks.
+        seconds: When to be content with what is left; only a target that hangs, each time for its time-out,
+            takes so long.
 
     Raises:
         TraceError: A step of the trace is neither a step of the caller nor a single call.
@@ -61,7 +67,11 @@ def minimize(counterexample: Counterexample, target: Subject) -> Counterexample:
     wanted = counterexample.violation.property
     discipline = trace.discipline
 
+    deadline = time() + seconds
+
     def attempt(workload: Workload, choices: tuple[Move, ...]) -> _Attempt | None:
+        if time() > deadline:
+            return None
         return _attempt(workload, discipline, choices, target, wanted)
 
     best = attempt(trace.workload, moves_of(trace))

@@ -20,8 +20,8 @@ from model.errors import EvictcheckError
 from model.operations import Discipline, Reset
 from properties.corpus import known_faults
 from properties.counterexample import Counterexample, replay
-from properties.exploration import Exploration
-from properties.invariants import MANAGER_PROPERTIES, Property
+from properties.exploration import HANGS, Exploration
+from properties.invariants import MANAGER_PROPERTIES, NO_CRASH, Property
 from properties.machines import Hunt, hunt
 from properties.minimize import minimize, shortest
 from properties.scopes import Scope, growing
@@ -144,15 +144,18 @@ class _Attack:
         self._complete = False
 
     def run(self) -> None:
-        self._replay_corpus()
-        for scope in growing(self._question.scope):
-            if not self._explore(scope):
-                return
+        hung = self._replay_corpus()
+        explored = all(self._explore(scope) for scope in growing(self._question.scope))
+        if hung is not None and all(one.violation.property != NO_CRASH.name for one in self._found.values()):
+            self._offer(hung)
+        if not explored:
+            return
         if self._deadline is None or time() < self._deadline:
             self._walk()
             self._complete = True
 
-    def _replay_corpus(self) -> None:
+    def _replay_corpus(self) -> Counterexample | None:
+        """Replays known traces; one that hung, which is kept back since exploration finds shorter ones sooner."""
         for fault in known_faults(self._question.discipline):
             if fault.mixed and not self._question.scope.mixed:
                 continue
@@ -160,10 +163,15 @@ class _Attack:
             if not self._target.has_reset and any(isinstance(call, Reset) for call in calls):
                 continue
             self._announce(f"known trace {fault.name}", len(self._corpus), 0)
+            began = time()
             violation = replay(fault.trace, self._target)
             self._corpus.append(fault.name)
             if violation is not None:
-                self._offer(Counterexample(fault.trace, violation, self._target.name, f"{CORPUS} {fault.name}"))
+                found = Counterexample(fault.trace, violation, self._target.name, f"{CORPUS} {fault.name}")
+                if time() - began > HANGS:
+                    return found
+                self._offer(found)
+        return None
 
     def _explore(self, scope: Scope) -> bool:
         exploration = explore_target(

@@ -1,17 +1,20 @@
 """The order of attack, and what may be said after it."""
 
 from collections.abc import Callable
+from time import sleep
 
 import pytest
 from hypothesis import settings
 from msgspec.structs import replace
 
 import properties.verdicts
-from impl.inprocess import PythonTarget
+from impl.inprocess import PythonTarget, python_target
+from impl.port import PortManager
 from impl.target import Shows
 from impl.targets import resolve
 from model.contract import refuse_illegal
 from model.errors import EvictcheckError
+from model.manager import ManagedRequest
 from model.operations import Discipline
 from properties.corpus import known_faults
 from properties.counterexample import replay
@@ -260,3 +263,23 @@ def test_the_order_of_attack_is_told() -> None:
     question = Question(parse_scope("1r1i1h/sizes=1/capacity=1"), OPEN, NAMES)
     judge(python_target_named("port"), question, lambda doing, done, total: told.append(doing))
     assert list(dict.fromkeys(one.split()[0] for one in told)) == ["known", "exploring", "random"]
+
+
+class Sleeper(PortManager):
+    slept = 0
+
+    def allocate(self, request: ManagedRequest, input_id: int) -> None:
+        type(self).slept += 1
+        sleep(0.6)
+        raise TimeoutError
+
+
+def test_a_target_that_hangs_is_explored_no_further() -> None:
+    Sleeper.slept = 0
+    report = ask(python_target("sleeper", Sleeper), "1r2i2h/sizes=1/capacity=1", CALLER)
+    assert report.verdict("no-crash").outcome is Outcome.VIOLATED
+    assert report.verdict("no-crash").length == 1
+    assert report.verdict("eviction-order").outcome is Outcome.UNKNOWN
+    assert not report.complete
+    # Every call would take as long: a few show it, and minimising takes some more.
+    assert Sleeper.slept < 20
