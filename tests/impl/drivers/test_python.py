@@ -303,3 +303,32 @@ def test_an_installed_vllm_is_imported_whole(tree: Path, monkeypatch: pytest.Mon
 def test_no_installed_vllm_is_a_sentence(tree: Path) -> None:
     with pytest.raises(TargetError, match=r"vllm:installed: importing vllm\.v1.* raised ModuleNotFoundError"):
         installed_target(sys.executable)
+
+
+DYING = """
+import os
+
+from impl.port import PortManager
+
+
+class Exits(PortManager):
+    def allocate(self, request, input_id):
+        os._exit(3)
+
+
+class Interrupts(PortManager):
+    def allocate(self, request, input_id):
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("name", ["Exits", "Interrupts"])
+def test_a_manager_that_ends_its_interpreter_is_judged_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    target = class_target(f"dying:{name}")
+    found = explore(target, parse_scope("1r1i1h/sizes=1/capacity=1"), Discipline.OPEN)
+    assert [(one.violation.property, len(one.trace)) for one in found.counterexamples] == [("no-crash", 1)]
