@@ -2,20 +2,16 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[3]
 DRIVER = ROOT / "impl" / "drivers" / "vllm_scheduler.py"
 TRACE = ROOT / "tests" / "corpus" / "engine" / "withdrawn-encode-hit.json"
 
 
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
 def test_an_interpreter_without_vllm_is_told_so() -> None:
     run = subprocess.run(
-        [sys.executable, "-I", DRIVER], input=TRACE.read_bytes(), capture_output=True, check=False
+        [sys.executable, "-I", "-S", DRIVER], input=TRACE.read_bytes(), capture_output=True, check=False
     )
     assert run.returncode == 1
     assert b"this interpreter has no working vLLM" in run.stderr
