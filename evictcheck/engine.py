@@ -16,14 +16,19 @@ from rich.text import Text
 from evictcheck.console import progress, stdout_console, write_json
 from evictcheck.files import refuse_unusable_folder, refuse_unwritable, write_whole
 from evictcheck.options import (
+    DEFAULT_OUT,
     DriverOption,
     IncludeOption,
+    JsonOption,
+    OutOption,
     PythonOption,
     SanitizeOption,
+    SecondsOption,
     SourceOption,
     TimeoutOption,
     target_options,
 )
+from evictcheck.report import verdicts_json
 from impl.drivers.client import TIMEOUT
 from impl.target import Target
 from impl.targets import resolve
@@ -452,16 +457,7 @@ def engine_report_json(report: EngineReport, release: str, files: dict[str, str]
         "setup": msgspec.to_builtins(report.question.setup),
         "scope": str(report.question.scope),
         "complete": report.complete,
-        "verdicts": [
-            {
-                "property": verdict.property,
-                "verdict": str(verdict.outcome),
-                "evidence": verdict.evidence,
-                "engine": verdict.engine or None,
-                "length": verdict.length,
-            }
-            for verdict in report.verdicts
-        ],
+        "verdicts": verdicts_json(report.verdicts),
         "counterexamples": [
             {
                 "property": found.breach.property,
@@ -568,13 +564,9 @@ def engine(
     scope: Annotated[
         str | None, typer.Option(help="How far to look: requests, items of each, hashes, tokens of a prompt.")
     ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Stop after so long; the rest is unknown.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where counterexamples go.")] = Path("evictcheck-out"),
+    seconds: SecondsOption = None,
+    json_file: JsonOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Put a manager into an engine: scheduler passes, preemption, and a worker's tensors."""
     if question not in (None, "reach"):
@@ -595,7 +587,7 @@ def engine(
         lines = reach_table(replace(setup, rules=rules_of(release)), wanted)
         console.print(reach_in_table(lines, release))
         if json_file is not None:
-            write_whole(json_file, _json([reach_json(line) for line in lines]))
+            _write_reports(json_file, [reach_json(line) for line in lines])
         raise typer.Exit(0)
     refuse_unusable_folder(out)
     WATCHDOG.start(timeout)
@@ -603,7 +595,7 @@ def engine(
     report = judge_engine(target, EngineQuestion(setup, wanted, seconds))
     files = show_engine_report(console, report, target, out, release)
     if json_file is not None:
-        write_whole(json_file, _json([engine_report_json(report, release, files)]))
+        _write_reports(json_file, [engine_report_json(report, release, files)])
     raise typer.Exit(report.exit_code)
 
 
@@ -651,6 +643,5 @@ def reach_json(line: Reach) -> dict[str, Any]:
     }
 
 
-def _json(reports: list[dict[str, Any]]) -> bytes:
-    document = {"format": ENGINE_REPORT_FORMAT, "reports": reports}
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+def _write_reports(path: Path, reports: list[dict[str, Any]]) -> None:
+    write_json(path, {"format": ENGINE_REPORT_FORMAT, "reports": reports})

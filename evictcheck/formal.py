@@ -11,6 +11,7 @@ from rich.text import Text
 
 from evictcheck.console import progress, stdout_console, write_json
 from evictcheck.files import OutputError, refuse_unusable_folder, refuse_unwritable, write_whole
+from evictcheck.options import DEFAULT_OUT, JsonOption, OutOption
 from evictcheck.report import counterexamples_json, present, show
 from impl.target import Target
 from impl.targets import resolve
@@ -67,8 +68,6 @@ _Seconds = Annotated[
         help="A limit for each question to the solver; one that needs longer is unknown.",
     ),
 ]
-_JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")]
-_Out = Annotated[Path, typer.Option(metavar="DIR", help="Where counterexamples go: trace, pytest file, ITF.")]
 
 
 def _switches(without: list[str] | None) -> Switches:
@@ -112,8 +111,8 @@ def search_command(
         ),
     ] = None,
     seconds: _Seconds = None,
-    json_file: _JsonFile = None,
-    out: _Out = Path("evictcheck-out"),
+    json_file: JsonOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Search the model for the shortest traces that break a property, with z3, and replay them on real code."""
     switches = _switches(without)
@@ -231,8 +230,8 @@ def prove_command(
         Path | None, typer.Option(metavar="DIR", help="Also write each obligation for other solvers.")
     ] = None,
     seconds: _Seconds = None,
-    json_file: _JsonFile = None,
-    out: _Out = Path("evictcheck-out"),
+    json_file: JsonOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Prove the model's properties with z3: for every length in a scope, and for every size without one."""
     switches = _switches(without)

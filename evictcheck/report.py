@@ -14,7 +14,7 @@ from evictcheck.story import Row, tell, workload_in_words
 from impl.target import Target
 from properties.counterexample import Counterexample
 from properties.exploration import Exploration
-from properties.verdicts import Outcome, Report, property_named
+from properties.verdicts import Outcome, Report, Verdict, property_named
 
 REPORT_FORMAT = "evictcheck-check/1"
 
@@ -106,16 +106,7 @@ def report_json(report: Report, files: dict[str, list[str]]) -> dict[str, Any]:
         "discipline": str(question.discipline),
         "scope": str(question.scope),
         "complete": report.complete,
-        "verdicts": [
-            {
-                "property": verdict.property,
-                "verdict": str(verdict.outcome),
-                "evidence": verdict.evidence,
-                "engine": verdict.engine or None,
-                "length": verdict.length,
-            }
-            for verdict in report.verdicts
-        ],
+        "verdicts": verdicts_json(report.verdicts),
         "counterexamples": counterexamples_json(report.counterexamples, files),
         "explorations": [exploration_json(one) for one in report.explorations],
         "random_walks": None
@@ -123,6 +114,20 @@ def report_json(report: Report, files: dict[str, list[str]]) -> dict[str, Any]:
         else {"examples": report.hunt.examples, "steps": report.hunt.steps},
         "corpus": list(report.corpus),
     }
+
+
+def verdicts_json(verdicts: tuple[Verdict, ...]) -> list[dict[str, Any]]:
+    """The JSON form of verdicts, at either level."""
+    return [
+        {
+            "property": verdict.property,
+            "verdict": str(verdict.outcome),
+            "evidence": verdict.evidence,
+            "engine": verdict.engine or None,
+            "length": verdict.length,
+        }
+        for verdict in verdicts
+    ]
 
 
 def counterexamples_json(

@@ -4,7 +4,6 @@ The file is written whole or not at all, so a run that is killed leaves the last
 """
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -16,6 +15,7 @@ from msgspec import Struct
 import model
 import properties
 from impl.drivers.client import DriverTarget
+from impl.folders import write_whole
 from impl.inprocess import PythonTarget
 from impl.target import Target
 from model.errors import EvictcheckError
@@ -83,10 +83,8 @@ class Checkpoint:
         Raises:
             CheckpointError: It cannot be written.
         """
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            partial.write_bytes(msgspec.json.encode(self._document))
-            partial.replace(self._path)
+            write_whole(self._path, msgspec.json.encode(self._document))
         except OSError as error:
             raise CheckpointError(f"{self._path} cannot be written: {error.strerror}") from error
         self._written = monotonic()
