@@ -88,8 +88,8 @@ class Session(Protocol):
         """Gives back what the session occupies."""
 
 
-class Target(Protocol):
-    """Something that can be judged."""
+class Described(Protocol):
+    """What an engine has to know of whatever it explores."""
 
     @property
     def name(self) -> str:
@@ -102,6 +102,10 @@ class Target(Protocol):
     @property
     def has_reset(self) -> bool:
         """Whether it offers `reset`."""
+
+
+class Target(Described, Protocol):
+    """Something that can be judged."""
 
     @property
     def era(self) -> frozenset[str]:

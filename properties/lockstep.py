@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from impl.errors import NoAnswerError
-from impl.target import CannotForkError, Internals, Observation, Session, Shows, Target
+from impl.target import CannotForkError, Described, Internals, Observation, Session, Shows, Target
 from model.contract import Caller, Position, objection, script, step_of
 from model.errors import EvictcheckError, in_words
 from model.operations import CachedIds, Call, Drain, FreeRequest, Move, Reset, Result, Step
@@ -96,20 +96,8 @@ class Judge(Protocol):
 
 
 @runtime_checkable
-class Pairing(Protocol):
+class Pairing(Described, Protocol):
     """A subject that brings a judge of its own: two targets to compare (`properties.difference`)."""
-
-    @property
-    def name(self) -> str:
-        """As a person names it."""
-
-    @property
-    def shows(self) -> Shows:
-        """How much of its state it shows."""
-
-    @property
-    def has_reset(self) -> bool:
-        """Whether it offers `reset`."""
 
     def judge(self, workload: Workload) -> Judge:
         """A fresh judge."""
